@@ -200,7 +200,7 @@ def test_a_table_is_taken_as_it_was_when_it_had_everything_up_to_a_sequence(tmp_
     assert state_at(DeltaLog(Folder.of(str(tmp_path / "none"), {})), mark, 10) is None
 
 
-def test_values_are_numbered_by_their_bytes() -> None:
+def test_values_are_hashed_by_their_bytes() -> None:
     pairs = [
         (pa.float64(), 0.0, -0.0),
         (pa.float64(), float("nan"), None),

@@ -1,4 +1,4 @@
-"""Rows as numbers, by which those of two tables are compared: whole Arrow columns at a time."""
+"""Hashes by which the rows of two tables are compared: of whole Arrow columns at a time."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def part_of(keys: Numbers, parts: int) -> Numbers:
 
 
 def row_codes(rows: pa.Table, key: Sequence[str]) -> tuple[tuple[Numbers, Numbers], Numbers]:
-    """Two numbers for each key, and one for the row; without a key, the row is its own."""
+    """Two hashes of each key, and one of the row; without a key, the row is its own."""
     values = value_codes(rows)
     row = np.zeros(rows.num_rows, dtype=np.uint64)
     for code in values.values():
@@ -34,7 +34,7 @@ def row_codes(rows: pa.Table, key: Sequence[str]) -> tuple[tuple[Numbers, Number
 
 
 def value_codes(rows: pa.Table) -> dict[str, Hashes]:
-    """A number for each value of each column; that of null is the same for all types."""
+    """A hash of each value of each column; that of null is the same for all types."""
     return {name: _value_codes(combined(rows[name])) for name in rows.column_names}
 
 

@@ -1,12 +1,12 @@
 """Two Delta tables compared row by row in Spark's tasks: the same keys, the same values.
 
-    files of both ─▶ tasks: a number for each key and each row, in files by parts of the keys
-                     tasks: a part of the keys each, of both sides ─▶ odd keys
-                     tasks: rows of odd keys ─▶ their keys as text, a number for each value
+    files of both ─▶ tasks: a hash of each key and of each row, in files by parts of the keys
+                     tasks: a part of the keys each, of both sides ─▶ mismatched keys
+                     tasks: rows of mismatched keys ─▶ their keys as text, a hash of each value
 
-Only numbers are stored, for a part of the keys at a time in memory, so that a comparison of any
-size needs little. Values are numbered by their bytes: -0.0 is not 0.0, and 1.10 is not 1.1 of
-another scale. A difference is not seen when two rows of one key have the same number of 64 bits.
+Only hashes are stored, and a part of the keys at a time is in memory, so that a comparison of any
+size needs little. Values are hashed by their bytes: -0.0 is not 0.0, and 1.10 is not 1.1 of
+another scale. A difference is not seen when two rows of one key have the same hash of 64 bits.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ NAMED = 1000  # keys at most that are named of a table
 
 _BATCH_ROWS = 65_536
 _PART_ROWS = 500_000  # of a part of the keys, both sides together
-_HELD_ROWS = 1_000_000  # numbers that a task holds before it stores them
+_HELD_ROWS = 1_000_000  # whose hashes a task holds before it stores them
 _WANTED, _FOUND = 0, 1  # the two sides
-_NUMBER = np.dtype([("key", "<i8"), ("check", "<i8"), ("row", "<i8")])
+_HASHES = np.dtype([("key", "<i8"), ("check", "<i8"), ("row", "<i8")])
 _FILES_OF_TASK = 64
 _MOST_TASKS = 1000
 
@@ -112,8 +112,8 @@ class ComparedTables(msgspec.Struct, frozen=True):
 def compare(spark: SparkSession, pairs: Sequence[TablePair], folder: Path) -> list[ComparedTables]:
     """Compare each pair; `folder` is of this machine, and takes what tasks store meanwhile."""
     views = [_View.of(pair) for pair in pairs]
-    odd = _odd(spark, _numbers(spark, views, folder))
-    return [_compared(spark, view, odd[at]) for at, view in enumerate(views)]
+    found = _all_mismatches(spark, _stored_hashes(spark, views, folder))
+    return [_compared(spark, view, found[at]) for at, view in enumerate(views)]
 
 
 # --- which rows there are ------------------------------------------------------------------------
@@ -219,11 +219,11 @@ def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return column if column.type == kind else column.cast(kind)
 
 
-# --- numbers -------------------------------------------------------------------------------------
+# --- hashes --------------------------------------------------------------------------------------
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    """Numbers of one side of a pair and one part of the keys, next to each other in a file."""
+class _HashRun(msgspec.Struct, frozen=True):
+    """Hashes of one side of a pair and one part of the keys, next to each other in a file."""
 
     at: int  # which pair
     side: int
@@ -233,17 +233,17 @@ class _Stored(msgspec.Struct, frozen=True):
     count: int
 
     def read(self) -> Any:
-        """The numbers."""
-        offset = self.first * _NUMBER.itemsize
-        return np.fromfile(self.path, _NUMBER, self.count, offset=offset)
+        """Load them."""
+        offset = self.first * _HASHES.itemsize
+        return np.fromfile(self.path, _HASHES, self.count, offset=offset)
 
 
-class _StoredNumbers(msgspec.Struct, frozen=True):
-    stored: list[_Stored]
+class _HashRuns(msgspec.Struct, frozen=True):
+    stored: list[_HashRun]
 
 
-def _numbers(spark: SparkSession, views: Sequence[_View], folder: Path) -> list[_Stored]:
-    """Store a number for the key and the values of each row of both sides."""
+def _stored_hashes(spark: SparkSession, views: Sequence[_View], folder: Path) -> list[_HashRun]:
+    """Store hashes of the key and the values of each row of both sides."""
     files = [
         _Work(at, side, file)
         for at, view in enumerate(views)
@@ -253,9 +253,9 @@ def _numbers(spark: SparkSession, views: Sequence[_View], folder: Path) -> list[
     shares = _divided(files, 4 * spark.sparkContext.defaultParallelism)
     rows = [sum(each.file.live for each in files if each.at == at) for at in range(len(views))]
     parts = tuple(max(each // _PART_ROWS, 1) for each in rows)
-    task = _Numbering(tuple(views), tuple(shares), parts, str(folder))
+    task = _Hashing(tuple(views), tuple(shares), parts, str(folder))
     frame = spark.range(len(shares), numPartitions=max(len(shares), 1))
-    return [one for each in results(frame, task, _StoredNumbers) for one in each.stored]
+    return [one for each in results(frame, task, _HashRuns) for one in each.stored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +275,8 @@ def _divided(files: Sequence[_Work], least: int) -> list[tuple[_Work, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbering:
-    """What tasks do with the shares whose numbers they get."""
+class _Hashing:
+    """Hashes the rows of some shares of the files, in tasks."""
 
     views: tuple[_View, ...]
     shares: tuple[tuple[_Work, ...], ...]
@@ -286,29 +286,29 @@ class _Numbering:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (each for batch in batches for each in batch["id"].to_pylist()):
             # A file of its own, also when a task is repeated: what it has returned counts.
-            path = f"{self.folder}/numbers-{secrets.token_hex(8)}"
-            yield result(_StoredNumbers(list(self._stored(self.shares[number], path))))
+            path = f"{self.folder}/hashes-{secrets.token_hex(8)}"
+            yield result(_HashRuns(list(self._stored(self.shares[number], path))))
 
-    def _stored(self, share: Sequence[_Work], path: str) -> Iterator[_Stored]:
+    def _stored(self, share: Sequence[_Work], path: str) -> Iterator[_HashRun]:
         begin = 0
         with open(path, "wb") as file:
-            for work, numbers in self._gathered(share):
-                parts = part_of(numbers["key"], self.parts[work.at])
+            for work, hashes in self._gathered(share):
+                parts = part_of(hashes["key"], self.parts[work.at])
                 order = np.argsort(parts, kind="stable")
-                numbers[order].tofile(file)
+                hashes[order].tofile(file)
                 for part, count in zip(*np.unique(parts, return_counts=True), strict=True):
-                    yield _Stored(work.at, work.side, int(part), path, begin, int(count))
+                    yield _HashRun(work.at, work.side, int(part), path, begin, int(count))
                     begin += int(count)
 
     def _gathered(self, share: Sequence[_Work]) -> Iterator[tuple[_Work, Any]]:
-        """The numbers of rows of one side of a pair, many at a time."""
+        """The hashes of rows of one side of a pair, many at a time."""
         for work in share:
             view = self.views[work.at]
             side = view.sides[work.side]
             assert side is not None
             held: list[Any] = []
             for rows in side.rows(work.file):
-                held.append(_numbered(rows, view.key))
+                held.append(_row_hashes(rows, view.key))
                 if sum(map(len, held)) >= _HELD_ROWS:
                     yield work, np.concatenate(held)
                     held = []
@@ -316,23 +316,23 @@ class _Numbering:
                 yield work, np.concatenate(held)
 
 
-def _numbered(rows: pa.Table, key: Sequence[str]) -> Any:
-    found = np.empty(rows.num_rows, dtype=_NUMBER)
+def _row_hashes(rows: pa.Table, key: Sequence[str]) -> Any:
+    found = np.empty(rows.num_rows, dtype=_HASHES)
     (found["key"], found["check"]), found["row"] = row_codes(rows, key)
     return found
 
 
-# --- what is odd ---------------------------------------------------------------------------------
+# --- mismatches ----------------------------------------------------------------------------------
 
 
-class _OddKey(msgspec.Struct, frozen=True):
+class _MismatchedKey(msgspec.Struct, frozen=True):
     key: int
     check: int
     wanted: int
     found: int
 
 
-class _OddKeys(msgspec.Struct):
+class _Mismatches(msgspec.Struct):
     """The keys of a pair that are not once on either side, with the same values."""
 
     at: int
@@ -340,9 +340,9 @@ class _OddKeys(msgspec.Struct):
     surplus: int = 0
     repeated: int = 0
     differing: int = 0
-    some: list[_OddKey] = []
+    some: list[_MismatchedKey] = []
 
-    def add(self, other: _OddKeys) -> None:
+    def add(self, other: _Mismatches) -> None:
         """Take those of another part of the keys."""
         self.missing += other.missing
         self.surplus += other.surplus
@@ -351,63 +351,65 @@ class _OddKeys(msgspec.Struct):
         self.some = (self.some + other.some)[:NAMED]
 
 
-def _odd(spark: SparkSession, stored: Sequence[_Stored]) -> Mapping[int, _OddKeys]:
-    """By pair, what is odd."""
-    parts: dict[tuple[int, int], list[_Stored]] = defaultdict(list)
+def _all_mismatches(spark: SparkSession, stored: Sequence[_HashRun]) -> Mapping[int, _Mismatches]:
+    """What differs, by pair."""
+    parts: dict[tuple[int, int], list[_HashRun]] = defaultdict(list)
     for each in stored:
         parts[each.at, each.part].append(each)
     task = _Comparing(tuple(map(tuple, parts.values())))
     frame = spark.range(len(parts), numPartitions=max(min(len(parts), _MOST_TASKS), 1))
-    found: dict[int, _OddKeys] = {}
-    for odd in results(frame, task, _OddKeys):
-        found.setdefault(odd.at, _OddKeys(odd.at)).add(odd)
-    return defaultdict(lambda: _OddKeys(0), found)
+    found: dict[int, _Mismatches] = {}
+    for mismatch in results(frame, task, _Mismatches):
+        found.setdefault(mismatch.at, _Mismatches(mismatch.at)).add(mismatch)
+    return defaultdict(lambda: _Mismatches(0), found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparing:
-    """What tasks do with the parts of keys whose numbers they get."""
+    """Compares some parts of the keys, in tasks."""
 
-    parts: tuple[tuple[_Stored, ...], ...]
+    parts: tuple[tuple[_HashRun, ...], ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (each for batch in batches for each in batch["id"].to_pylist()):
-            yield result(odd_keys(self.parts[number]))
+            yield result(mismatches(self.parts[number]))
 
 
-def odd_keys(stored: Sequence[_Stored]) -> _OddKeys:
-    """What is odd in a part of the keys of a pair."""
+def mismatches(stored: Sequence[_HashRun]) -> _Mismatches:
+    """What differs in a part of the keys of a pair."""
     read = [each.read() for each in stored]
-    numbers = np.concatenate(read)
+    hashes = np.concatenate(read)
     side = np.repeat([each.side for each in stored], [len(each) for each in read])
-    order = np.lexsort((numbers["check"], numbers["key"]))
-    numbers, side = numbers[order], side[order]
-    keys, checks = numbers["key"], numbers["check"]
-    fresh = np.ones(len(numbers), dtype=np.bool_)
+    order = np.lexsort((hashes["check"], hashes["key"]))
+    hashes, side = hashes[order], side[order]
+    keys, checks = hashes["key"], hashes["check"]
+    fresh = np.ones(len(hashes), dtype=np.bool_)
     fresh[1:] = (keys[1:] != keys[:-1]) | (checks[1:] != checks[:-1])
     begins = np.flatnonzero(fresh)
     found = np.add.reduceat(side, begins)
-    wanted = np.diff(begins, append=len(numbers)) - found
+    wanted = np.diff(begins, append=len(hashes)) - found
     # Rows without a key have no values beside it, and may come several times.
-    values = np.bitwise_xor.reduceat(numbers["row"], begins)
-    odd = np.flatnonzero((wanted != found) | (values != 0))
-    more = np.maximum(found[odd] - wanted[odd], 0)
-    alone = wanted[odd] == 0
-    return _OddKeys(
+    values = np.bitwise_xor.reduceat(hashes["row"], begins)
+    differ = np.flatnonzero((wanted != found) | (values != 0))
+    more = np.maximum(found[differ] - wanted[differ], 0)
+    alone = wanted[differ] == 0
+    return _Mismatches(
         stored[0].at,
-        missing=int(np.maximum(wanted[odd] - found[odd], 0).sum()),
+        missing=int(np.maximum(wanted[differ] - found[differ], 0).sum()),
         surplus=int(more[alone].sum()),
         repeated=int(more[~alone].sum()),
-        differing=int((wanted[odd] == found[odd]).sum()),
+        differing=int((wanted[differ] == found[differ]).sum()),
         some=[
-            _OddKey(int(keys[begins[at]]), int(checks[begins[at]]), int(wanted[at]), int(found[at]))
-            for at in odd[:NAMED].tolist()
+            _MismatchedKey(
+                int(keys[begins[at]]), int(checks[begins[at]]), int(wanted[at]), int(found[at])
+            )
+            for at in differ[:NAMED].tolist()
         ],
     )
 
 
-class _OddRow(msgspec.Struct, frozen=True):
-    """A row of an odd key: its values as numbers, since they may be nobody's to see."""
+class _MismatchedRow(msgspec.Struct, frozen=True):
+    """A row of a mismatched key: its values as hashes, since they may be nobody's to see."""
 
     key: int
     check: int
@@ -416,29 +418,31 @@ class _OddRow(msgspec.Struct, frozen=True):
     values: list[int]
 
 
-class _OddRows(msgspec.Struct, frozen=True):
-    rows: list[_OddRow]
+class _MismatchedRows(msgspec.Struct, frozen=True):
+    rows: list[_MismatchedRow]
 
 
-def _compared(spark: SparkSession, view: _View, odd: _OddKeys) -> ComparedTables:
+def _compared(spark: SparkSession, view: _View, mismatch: _Mismatches) -> ComparedTables:
     """What a pair comes to, with the names of what differs."""
-    if not odd.some:
+    if not mismatch.some:
         return ComparedTables()
-    rows: dict[tuple[int, int], list[_OddRow]] = defaultdict(list)
+    rows: dict[tuple[int, int], list[_MismatchedRow]] = defaultdict(list)
     if view.key:
-        for each in _odd_rows(spark, view, odd.some):
+        for each in _mismatched_rows(spark, view, mismatch.some):
             rows[each.key, each.check].append(each)
-    named = [_difference(view, each, rows[each.key, each.check]) for each in odd.some]
+    named = [_difference(view, each, rows[each.key, each.check]) for each in mismatch.some]
     return ComparedTables(
-        missing=odd.missing,
-        surplus=odd.surplus,
-        repeated=odd.repeated,
-        differing=odd.differing,
+        missing=mismatch.missing,
+        surplus=mismatch.surplus,
+        repeated=mismatch.repeated,
+        differing=mismatch.differing,
         examples=tuple(sorted(named, key=lambda each: (len(each.key), each.key))),
     )
 
 
-def _difference(view: _View, odd: _OddKey, rows: Sequence[_OddRow]) -> RowDifference:
+def _difference(
+    view: _View, mismatch: _MismatchedKey, rows: Sequence[_MismatchedRow]
+) -> RowDifference:
     text = rows[0].text if rows else ()
     sides: list[list[int]] = [
         next((each.values for each in rows if each.side == side), []) for side in (_WANTED, _FOUND)
@@ -446,24 +450,26 @@ def _difference(view: _View, odd: _OddKey, rows: Sequence[_OddRow]) -> RowDiffer
     columns = [name for name, one, other in zip(view.columns, *sides, strict=False) if one != other]
     return RowDifference(
         text,
-        missing=odd.found < odd.wanted,
-        surplus=odd.wanted == 0,
-        repeated=0 < odd.wanted < odd.found,
+        missing=mismatch.found < mismatch.wanted,
+        surplus=mismatch.wanted == 0,
+        repeated=0 < mismatch.wanted < mismatch.found,
         columns=tuple(columns),
     )
 
 
-def _odd_rows(spark: SparkSession, view: _View, odd: Sequence[_OddKey]) -> Iterator[_OddRow]:
+def _mismatched_rows(
+    spark: SparkSession, view: _View, mismatch: Sequence[_MismatchedKey]
+) -> Iterator[_MismatchedRow]:
     files = [
         _Work(0, side, file)
         for side, each in enumerate(view.sides)
         for file in (each.files if each else ())
     ]
     shares = _divided(files, 4 * spark.sparkContext.defaultParallelism)
-    keys = np.array(sorted(each.key for each in odd), dtype=np.int64)
+    keys = np.array(sorted(each.key for each in mismatch), dtype=np.int64)
     task = _Naming(view, tuple(shares), keys)
     frame = spark.range(len(shares), numPartitions=max(len(shares), 1))
-    for each in results(frame, task, _OddRows):
+    for each in results(frame, task, _MismatchedRows):
         yield from each.rows
 
 
@@ -482,9 +488,9 @@ class _Naming:
                 assert side is not None
                 found = [row for rows in side.rows(work.file) for row in self._named(work, rows)]
                 if found:
-                    yield result(_OddRows(found))
+                    yield result(_MismatchedRows(found))
 
-    def _named(self, work: _Work, rows: pa.Table) -> Iterator[_OddRow]:
+    def _named(self, work: _Work, rows: pa.Table) -> Iterator[_MismatchedRow]:
         codes = key_codes([rows[name] for name in self.view.key], exact=False)
         assert codes.check is not None
         chosen = np.flatnonzero(np.isin(codes.codes, self.keys))
@@ -494,7 +500,7 @@ class _Naming:
         values = list(value_codes(some).values())
         texts = [_texts(some[name]) for name in self.view.key]
         for at, place in enumerate(chosen.tolist()):
-            yield _OddRow(
+            yield _MismatchedRow(
                 int(codes.codes[place]),
                 int(codes.check[place]),
                 work.side,
