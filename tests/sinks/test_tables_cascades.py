@@ -9,12 +9,19 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.change import record
 from headrace.change.columns import schema_payload
 from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Table
 from headrace.change.replay import Replay, TableName
 from headrace.errors import SinkUnavailable
+from headrace.pipeline.options import Options
+from headrace.pipeline.reading import DiskLog, PipelineLog
+from headrace.sinks import LogRange
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import TableRef
+from headrace.sinks.tables import cascades
+from headrace.sinks.tables.cascades import Step, read_steps, ref_of
+from headrace.sinks.tables.foreign_keys import family_of
 from headrace.sinks.tables.parquet import SORTED
 from headrace.sinks.tables.rewrite import RewriteWork
 from headrace.sinks.tables.sink import TablesWriter
@@ -371,6 +378,98 @@ def test_a_redacted_table_shows_the_foreign_keys_over_other_columns(hidden: str)
     shown = msgspec.json.decode(described(_image(schema_payload(person)), redacted.stored))
     kept = [each.columns for each in references if hidden not in each.columns]
     assert [tuple(each["columns"]) for each in shown["foreign_keys"]] == kept
+
+
+# --- what the driver holds -----------------------------------------------------------------------
+
+
+def _steps(office: Office) -> list[Step]:
+    """What the sink would keep of all that is not written."""
+    log = PipelineLog(DiskLog(str(office.log.path)), Options())
+    whole = LogRange(log, office.log.epoch, office.written, office.log.latest_sequence)
+    applied = {ref_of(table): 0 for table in office.tables.values()}
+    tables = {ref_of(table): table for table in office.tables.values() if table.references}
+    return read_steps(whole, family_of(office.sink, tables, applied))
+
+
+_IDLE: dict[str, Work] = {
+    "a parent comes": lambda o: o.commit(o.put("firm", id=9, code=109)),
+    "a parent gets other values": lambda o: o.commit(
+        o.update("firm", {"id": 1, "code": 101, "note": None}, note="other")
+    ),
+    "a parent gets other values, in part": lambda o: o.commit(
+        put(o.tables["firm"], Op.UPDATE, was={"id": 1}, id=1, note="other")
+    ),
+    "what names nothing goes": lambda o: o.commit(o.remove("bit", id=11)),
+}
+
+
+@pytest.mark.parametrize("case", _IDLE)
+def test_nothing_is_kept_of_a_batch_that_changes_no_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    office = Office(monkeypatch, tmp_path)
+    _filled(office)
+    _IDLE[case](office)
+    monkeypatch.setattr(cascades, "_steps", lambda *_: pytest.fail("it decodes rows"))
+    assert _steps(office) == []
+
+
+def test_children_that_come_with_their_parents_are_not_even_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(monkeypatch, tmp_path)
+    _filled(office)
+    monkeypatch.setattr(record, "rows", lambda *_: pytest.fail("it reads rows"))
+    assert _steps(office) == []
+
+
+def test_only_tables_that_may_follow_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(monkeypatch, tmp_path)
+    _filled(office)
+    office.commit(office.remove("part", firm=1, no=1))
+    assert {step.ref.table for step in _steps(office)} == {"part", "bit"}
+
+
+def test_a_table_with_too_many_changes_beside_a_parents_fails_alone(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascades, "_MOST_ROWS", 20)
+    _filled(office)
+    office.write_all()
+    office.commit(*(office.put("badge", id=n) for n in range(100, 150)))
+    office.write_all()
+    assert office.failed == {}
+    office.commit(
+        *(office.put("badge", id=n) for n in range(200, 250)), office.remove("firm", id=1, code=101)
+    )
+    office.write_all()
+    assert list(office.failed) == ["public.badge"]
+    assert "more than 20 changes of public.badge" in office.failed["public.badge"]
+    assert [each for each in office.differences() if not each.startswith("badge")] == []
+    office.commit(truncate(office.tables["badge"], snapshot=True), office.put("badge", id=7))
+    office.commit(office.remove("firm", id=2, code=102))
+    office.write_all()
+    assert office.failed == {}
+    assert office.differences() == []
+
+
+def test_too_many_parents_fail_the_tables_that_follow_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascades, "_MOST_ROWS", 20)
+    office = Office(monkeypatch, tmp_path)
+    office.commit(*(office.put("part", firm=1, no=n) for n in range(15)))
+    office.commit(*(office.put("badge", id=n) for n in range(50)))
+    office.write_all()
+    office.commit(*(office.put("part", firm=2, no=n) for n in range(15)))
+    office.commit(*(office.remove("part", firm=1, no=n) for n in range(15)))
+    office.write_all()
+    assert list(office.failed) == ["public.bit"]
+    assert "more than 20 changes of public.part" in office.failed["public.bit"]
+    assert [each for each in office.differences() if not each.startswith("bit")] == []
 
 
 # --- anything, in any batches --------------------------------------------------------------------

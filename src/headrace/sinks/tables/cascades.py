@@ -10,11 +10,11 @@ last one names no values whose rows were not looked for.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -31,7 +31,9 @@ from ..lake.plan import TableRef
 from .fold import ROW_OPS, RowChange, RowKey, SequencedRecord
 from .row_search import Values, Wanted
 
-_MOST_ROWS = 1_000_000  # that one range changes by foreign keys: the driver holds them
+# Rows of a table that one range changes by foreign keys, and changes of it that say which these
+# are: the driver holds them.
+_MOST_ROWS = 1_000_000
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # A source writes decimals as text, or whole ones that no integer holds as numbers.
 _ENCODERS = [msgspec.json.Encoder(decimal_format=each).encode for each in ("string", "number")]
@@ -101,24 +103,50 @@ class Family:
                 self._columns[child.ref].update(reference.columns)
                 self._columns[parent].update(reference.parent_columns)
 
-    def has(self, table: Table) -> bool:
-        """Whether a table belongs to it."""
-        return ref_of(table) in self._columns
-
     def columns(self, table: Table) -> tuple[Column, ...]:
         """Those that are looked at of a version of a table."""
         names = self._columns[ref_of(table)]
         return tuple(Column(each.name, each.type) for each in table.columns if each.name in names)
 
-    def changes_others(self, table: Table, fields: Sequence[Any]) -> bool:
-        """Whether rows that name the row of a change may change with it."""
-        naming = self.naming.get(ref_of(table))
-        if not naming or fields[record.OP] not in ("UPDATE", "DELETE"):
-            return False
-        changed = fields[record.CHANGED]
-        if fields[record.OP] == "DELETE" or changed is None:
-            return True
-        return any(name in changed for _, each in naming for name in each.parent_columns)
+    def follower(self, table: Table, fields: Sequence[Any]) -> Child | None:
+        """A table whose rows may change with a change of another one; None: there is none."""
+        op = fields[record.OP]
+        for child, each in self.naming.get(ref_of(table), ()):
+            if op == "DELETE" and each.on_delete:
+                return child
+            if op == "UPDATE" and each.on_update and _may_differ(fields, each.parent_columns):
+                return child
+        return None
+
+    def replays(self, ref: TableRef) -> bool:
+        """Whether rows of a table can follow, so that all its changes are looked at."""
+        child = self.children.get(ref)
+        return child is not None and not child.failure and not child.instead
+
+    def below(self, parents: Iterable[TableRef]) -> set[TableRef]:
+        """The tables whose rows may follow those of others, be it by way of more."""
+        found, left = set[TableRef](), [*parents]
+        while left:
+            fresh = {child.ref for child, _ in self.naming.get(left.pop(), ())} - found
+            found |= fresh
+            left += fresh
+        return found
+
+
+def _may_differ(fields: Sequence[Any], names: Sequence[str]) -> bool:
+    """Whether an UPDATE may have given these columns other values."""
+    changed = fields[record.CHANGED]
+    if changed is not None:
+        return any(name in changed for name in names)
+    old, new = (_image(image or b"{}") for image in (_old_image(fields), fields[record.AFTER]))
+    sent = [name for name in names if name not in fields[record.UNCHANGED]]
+    return any(old.get(name) != new.get(name) for name in sent)
+
+
+def _old_image(fields: Sequence[Any]) -> bytes | None:
+    """What a change has of the row before it: without an old image, its key has not changed."""
+    image: bytes | None = fields[record.BEFORE] or fields[record.KEY]
+    return image
 
 
 # --- the changes of the log ----------------------------------------------------------------------
@@ -138,32 +166,70 @@ class Step(NamedTuple):
 
 
 def read_steps(changes: LogRange, family: Family) -> list[Step]:
-    """The changes of a family's tables in their order; none, if they change no other rows."""
-    tables = changes.tables()
-    found: dict[int, list[SequencedRecord]] = defaultdict(list)
-    acts = False
-    for first, rows in _records(changes, family):
+    """The changes of a family's tables in their order; none, if they change no other rows.
+
+    A first reading keeps nothing. The second one keeps the changes of the tables whose rows may
+    follow: those before the change that they follow say which rows there are, and those behind it
+    how the source writes their keys.
+    """
+    tables, causes = changes.tables(), _causes(changes, family)
+    if not causes:
+        return []
+    below = family.below(causes)
+    replayed = {ref for ref in {*causes, *below} if family.replays(ref)}
+    steps: list[Step] = []
+    kept = Counter[TableRef]()
+    for first, rows in _records(changes, lambda ref, _: ref in causes or ref in replayed):
+        found: dict[int, list[SequencedRecord]] = defaultdict(list)
         for sequence, fields in enumerate(rows, first):
             table = tables[fields[record.TABLE]]
-            if not table.name or not family.has(table):
+            ref = ref_of(table)
+            if ref not in replayed and not family.follower(table, fields):
                 continue
-            changes_others = family.changes_others(table, fields)
-            acts = acts or changes_others
-            if changes_others or ref_of(table) in family.children:
-                found[table.version].append((sequence, fields))
-    if not acts:
-        return []
-    steps = [each for at, some in found.items() for each in _steps(tables[at], some, family)]
-    return sorted(steps, key=attrgetter("sequence"))
+            found[table.version].append((sequence, fields))
+            kept[ref] += 1
+            if kept[ref] > _MOST_ROWS:
+                own = ref in below and ref in replayed
+                raise _too_many(family.children[ref] if own else causes[ref], ref, sequence)
+        decoded = (_steps(tables[at], some, family) for at, some in found.items())
+        steps += sorted(chain.from_iterable(decoded), key=attrgetter("sequence"))
+    return steps
 
 
-def _records(changes: LogRange, family: Family) -> Iterator[tuple[int, Iterable[tuple[Any, ...]]]]:
+def _causes(changes: LogRange, family: Family) -> dict[TableRef, Child]:
+    """The tables whose changes may change rows of others, each with one of those others."""
+    tables = changes.tables()
+    found: dict[TableRef, Child] = {}
+    named = family.naming.keys()
+    for _, rows in _records(changes, lambda ref, op: op in ("UPDATE", "DELETE") and ref in named):
+        for fields in rows:
+            table = tables[fields[record.TABLE]]
+            ref = ref_of(table)
+            if ref in named and ref not in found and (child := family.follower(table, fields)):
+                found[ref] = child
+    return found
+
+
+def _too_many(child: Child, ref: TableRef, sequence: int) -> CascadeFailed:
+    most = f"{_MOST_ROWS:,}"
+    reason = f"its foreign keys act in a batch that has more than {most} changes of {ref}"
+    return CascadeFailed(next(iter(child.instead), child.ref), sequence, TableFailed(reason))
+
+
+def _records(
+    changes: LogRange, wants: Callable[[TableRef, str], bool]
+) -> Iterator[tuple[int, Iterable[tuple[Any, ...]]]]:
+    """The parts of a range that have a wanted change, by its table and operation."""
+    tables = changes.tables()
     for part in changes.blocks():
-        if not isinstance(part, LogBlock):
-            first, count, records = part
+        if isinstance(part, LogBlock):
+            if wants(ref_of(part.described), "READ"):
+                yield part.first, record.rows(part.records(), part.count)
+            continue
+        first, count, records = part
+        there = {(each.table, each.op) for each in record.heads(records, count)}
+        if any(wants(ref_of(tables[version]), op) for version, op in there):
             yield first, record.rows(records, count)
-        elif ref_of(part.described) in family.children:
-            yield part.first, record.rows(part.records(), part.count)
 
 
 def _steps(table: Table, changes: Sequence[SequencedRecord], family: Family) -> Iterator[Step]:
@@ -171,7 +237,7 @@ def _steps(table: Table, changes: Sequence[SequencedRecord], family: Family) -> 
     ref, columns = ref_of(table), family.columns(table)
     child = family.children.get(ref)
     row_key = _row_key(child) if child else None
-    olds = [fields[record.BEFORE] or fields[record.KEY] for _, fields in changes]
+    olds = [_old_image(fields) for _, fields in changes]
     after = [
         fields[record.AFTER] if fields[record.OP] in ROW_OPS else None for _, fields in changes
     ]
@@ -265,7 +331,7 @@ class _Pass:
         self._rows = {
             child.ref: _Rows(child, stored.get(child.ref, ()))
             for child in family.children.values()
-            if not child.failure and not child.instead
+            if family.replays(child.ref)
         }
         self.effects: dict[TableRef, list[_Effect]] = defaultdict(list)
         self.named: dict[TableRef, dict[tuple[str, ...], set[Values]]] = defaultdict(
