@@ -40,7 +40,7 @@ _ONE = """
       AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
 _COLUMNS = """
     SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COLUMN_COMMENT,
-           IS_NULLABLE, COLUMN_DEFAULT, EXTRA
+           IS_NULLABLE, COLUMN_DEFAULT, EXTRA, COALESCE(COLLATION_NAME, '')
     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
     ORDER BY ORDINAL_POSITION"""
 # Of the table itself (no name) and its columns.
@@ -289,8 +289,9 @@ class MysqlCatalog:
                 nullable == "YES",
                 None if default is None else str(default),
                 str(extra).lower(),
+                loose=_is_loose(kind, collation),
             )
-            for column, kind, charset, _, nullable, default, extra in described
+            for column, kind, charset, _, nullable, default, extra, collation in described
         )
         key = tuple(row[0] for row in self._soon(_KEY, schema, name))
         references = self._references(schema, name)
@@ -384,6 +385,17 @@ def _bounded(comments: Iterable[tuple[Any, ...]]) -> dict[str, str]:
 def _is_text(kind: str) -> bool:
     """Whether such a column can hold documents: bytes and labels stay what they are."""
     return declared_type(kind).base in ("char", "varchar", *_LONG_TEXTS)
+
+
+def _is_loose(kind: str, collation: str) -> bool:
+    """Whether texts of a column may be equal that are not the same."""
+    if not _is_text(kind):
+        return False  # labels are compared by their numbers
+    # Most binary collations ignore trailing spaces, which a CHAR never has.
+    pads = "nopad" not in collation and "0900" not in collation
+    if pads and declared_type(kind).base != "char":
+        return True
+    return not collation.endswith("_bin")
 
 
 def _acts(rule: str) -> str:

@@ -9,6 +9,7 @@ from ...errors import HeadraceError, SourceRefused, SourceUnavailable
 from .. import Finding
 from .address import quoted
 from .catalog import FoundTable, MysqlCatalog
+from .follow import LOOSE_FIX, loose_references, loosely_compared
 from .settings import MysqlSettings
 
 _OLDEST = {True: (10, 5), False: (8, 0)}  # MariaDB, MySQL
@@ -284,9 +285,9 @@ class _Check:
     def _cascades(self, schema: str) -> Iterator[Finding]:
         if self._catalog.server().logs_cascades:
             return
-        for table, constraint, deleting, updating, *parent in self._catalog.rows(_CASCADES, schema):
-            if not self._source.wants(schema, table):
-                continue
+        found = self._catalog.rows(_CASCADES, schema)
+        wanted = [each for each in found if self._source.wants(schema, each[0])]
+        for table, constraint, deleting, updating, *parent in wanted:
             detail = f"{constraint}: ON DELETE {deleting}, ON UPDATE {updating}; what InnoDB does "
             detail += "by itself is not in the binary log, and readers of the log must do the same"
             if not self._source.wants(*parent):
@@ -296,6 +297,14 @@ class _Check:
             yield Finding(
                 f"foreign key of {table_path(schema, table)}", ok=False, detail=detail, fix=fix
             )
+        for table in dict.fromkeys(each[0] for each in wanted):
+            yield from self._collations(schema, table)
+
+    def _collations(self, schema: str, table: str) -> Iterator[Finding]:
+        declared = self._catalog.declared(schema, table)
+        for each in loose_references(declared) if declared else ():
+            what = f"collation of {table_path(schema, table)}"
+            yield Finding(what, ok=False, detail=loosely_compared(each), fix=LOOSE_FIX)
 
     def _user(self) -> str:
         name, _, host = str(self._catalog.rows("SELECT CURRENT_USER()")[0][0]).rpartition("@")

@@ -8,6 +8,7 @@ where the stream has reached the place at which it was read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -17,7 +18,7 @@ from .decode.alterations import Alteration
 from .decode.columns import DeclaredColumn, declared_type
 from .decode.definitions import normal
 from .decode.path import TablePath
-from .resume import BinlogOffset, DeclaredTable, MysqlResume
+from .resume import BinlogOffset, DeclaredTable, MysqlResume, unpacked
 
 _NEVER: BinlogOffset = (1 << 60, 0)
 # Columns that a table may have and the catalogue not show.
@@ -161,6 +162,43 @@ def unfollowed(resume: MysqlResume) -> dict[str, str]:
                 f"a new snapshot of {parent} brings one of this table",
             )
     return found
+
+
+def loose_references(table: DeclaredTable) -> list[Reference]:
+    """The foreign keys of a table that act, and whose text the server compares by a collation."""
+    loose = {column.name for column in table.there if column.loose}
+    return [each for each in table.references if acts(each) and not loose.isdisjoint(each.columns)]
+
+
+def loosely_compared(reference: Reference) -> str:
+    """What is wrong with one of these."""
+    parent = TablePath(reference.schema, reference.table)
+    return (
+        f"its foreign key ({', '.join(reference.columns)}) names rows of {parent} by text, which "
+        "the server compares by its collation and Headrace byte by byte: rows whose text differs "
+        "in case, accents or trailing spaces do not follow"
+    )
+
+
+LOOSE_FIX = (
+    "Drop the foreign key, give its columns in both tables COLLATE utf8mb4_0900_bin (MariaDB: "
+    "utf8mb4_nopad_bin), and add it again. `headrace verify SINK` finds rows that did not follow."
+)
+
+
+def collation_warnings(resume: MysqlResume) -> tuple[str, ...]:
+    """The foreign keys that are not followed exactly."""
+    return _collation_warnings(resume.catalogue)
+
+
+@lru_cache(maxsize=8)
+def _collation_warnings(catalogue: bytes) -> tuple[str, ...]:
+    """Every status asks, and the catalogue seldom changes."""
+    return tuple(
+        f"{path}: {loosely_compared(each)}. {LOOSE_FIX}"
+        for path, table in unpacked(catalogue).items()
+        for each in loose_references(table)
+    )
 
 
 def computing(

@@ -16,7 +16,7 @@ from .. import Finding, Phase, Register, Removal, Status
 from . import check
 from .catalog import MysqlCatalog
 from .connector import MYSQL
-from .follow import unfollowed
+from .follow import collation_warnings, unfollowed
 from .point import BinlogPoint, binlog_point
 from .resume import MysqlRestart, MysqlResume, decode, snapshot_again
 from .settings import MysqlSettings
@@ -55,7 +55,8 @@ class Mysql(MysqlSettings):
         known = None if resume is None else decode(resume)
         if isinstance(known, MysqlResume):
             status = known.status(self.name, Phase.STOPPED)
-            return msgspec.structs.replace(status, errored=unfollowed(known))
+            warnings = collation_warnings(known)
+            return msgspec.structs.replace(status, errored=unfollowed(known), warnings=warnings)
         return Status(source=self.name, phase=Phase.STOPPED)
 
     def check(self) -> list[Finding]:

@@ -30,7 +30,7 @@ from .aside import LOCK_SECONDS, LOCK_TIMEOUT, TablesAside, anyone_waits, reason
 from .catalog import BinlogEnd, FoundTable
 from .decode.path import TablePath
 from .dump import BinlogDump
-from .follow import dependents, unfollowed
+from .follow import collation_warnings, dependents, unfollowed
 from .plan import MysqlTablePlan, failed, interrupted, plan, progressed
 from .resume import (
     BinlogOffset,
@@ -177,7 +177,9 @@ class _Flow:
             heard_at=self._heard_at or self._stored_at,
             stored_at=self._stored_at,
             errored=self._aside.reasons(self._resume.to_snapshot) | unfollowed(self._resume),
-            warnings=() if self._resume.snapshots else (nothing_yet(self._source.tables),),
+            warnings=collation_warnings(self._resume)
+            if self._resume.snapshots
+            else (nothing_yet(self._source.tables),),
         )
 
     @property

@@ -46,6 +46,7 @@ class DeclaredColumn(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: str = ""  # EXTRA, in small letters: "auto_increment", "stored generated"
     number: int = 0  # among all columns that the table ever had; 0: not given yet
     initial_default: str = ""  # JSON of what rows have that are older than the column; "": null
+    loose: bool = False  # text that the server holds to be equal to other text, by its collation
 
     def like(self, other: DeclaredColumn) -> bool:
         """Whether both are declared alike; the server need not give the same values by default."""
