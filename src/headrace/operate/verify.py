@@ -32,6 +32,7 @@ _SHOWN = {
     TableOutcome.INSERTS_ONLY: "captured for inserts only",
     TableOutcome.NOT_CAPTURED: "not captured",
     TableOutcome.FAILED: "not followed",
+    TableOutcome.LEFT_OUT: "not compared",
 }
 
 

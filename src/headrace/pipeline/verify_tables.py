@@ -38,7 +38,13 @@ from ..sinks.lake.plan import TableRef
 from ..sinks.tables.compare import ComparedTables, StoredTable, TablePair, compare
 from ..sinks.tables.ledger import TablesLedger
 from ..sinks.tables.sink import Tables
-from ..sinks.verification import TableOutcome, TableVerification, Verification
+from ..sinks.verification import (
+    ROWS_LOCK,
+    ROWS_PREFIX,
+    TableOutcome,
+    TableVerification,
+    Verification,
+)
 from ..sources import Source
 from ..sources.point import PointSource, SourcePoint, redacted_point
 from .options import Options
@@ -55,11 +61,10 @@ Session = Callable[[], AbstractContextManager["SparkSession"]]
 
 PATIENCE_SECONDS = 300.0  # with a capture or a sink that does not move
 _ATTEMPTS = 5  # to read all rows at a point: whoever waits for a lock goes first
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.25
 _PAGE = 10_000
 _BATCH_CHANGES = 1_000_000
 _WRITER = "verify"
-_PLACE = "rows-"
 _END = b"{}"  # of a batch; nobody goes on from here
 _SKIPPED = {
     TableOutcome.SNAPSHOT: "a snapshot of it is being taken",
@@ -136,13 +141,13 @@ class TablesVerifier:
     @contextmanager
     def _workplace(self) -> Iterator[Path]:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a+") as lock:
+        with (self.folder / ROWS_LOCK).open("a+") as lock:
             if not locked(lock):
                 raise PipelineInUse(f"the tables of sink {self.sink.name} are being compared now")
             # What was killed has left its rows.
-            for stale in self.folder.glob(f"{_PLACE}*"):
+            for stale in self.folder.glob(f"{ROWS_PREFIX}*"):
                 shutil.rmtree(stale, ignore_errors=True)
-            place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=self.folder))
+            place = Path(tempfile.mkdtemp(prefix=ROWS_PREFIX, dir=self.folder))
             try:
                 yield place
             finally:
@@ -181,9 +186,10 @@ class TablesVerifier:
         known.look(source, resume)
         names = [str(ref) for ref in known.of_source(source.name)]
         with redacted_point(source, resume, names, shadow.log.register) as point:
+            known.leave_out(source.name, point.left_out)
             self._await_capture(log, source, point)
             window = _Window.of(log, source.name, point, before)
-            upto = self._await_sink(log, known, window.shown)
+            upto = self._await_sink(log, known, window)
             log.refresh(upto)
             known.look(source, log.resume(source.name))
             for ref in window.snapshots(log):
@@ -206,13 +212,14 @@ class TablesVerifier:
             return resume is not None and point.reached_by(resume), resume
 
         self._await(
+            point,
             reached,
             f"the log does not come to where source {source.name} is now",
             "Start `headrace run`, or see `headrace status` for what keeps it.",
         )
 
-    def _await_sink(self, log: LogReader, known: _Known, shown: int) -> int:
-        """Until the sink has stored these changes; returns up to where it has all then."""
+    def _await_sink(self, log: LogReader, known: _Known, window: _Window) -> int:
+        """Until the sink has stored what the rows show; returns up to where it has all then."""
         upto = 0
 
         def reached() -> tuple[bool, object]:
@@ -225,16 +232,20 @@ class TablesVerifier:
             known.look_at_failures(ledger)
             progress = ledger.progress()
             upto = max(ledger.upto, progress.sequence if progress else 0)
-            return upto >= shown, upto
+            return upto >= window.shown, upto
 
         self._await(
+            window.point,
             reached,
-            f"the sink {self.sink.name} does not come to sequence {shown}",
+            f"the sink {self.sink.name} does not come to sequence {window.shown}",
             "Start its pipeline, or see `headrace status` for what keeps it.",
         )
         return upto
 
-    def _await(self, reached: Callable[[], tuple[bool, object]], what: str, hint: str) -> None:
+    def _await(
+        self, point: SourcePoint, reached: Callable[[], tuple[bool, object]], what: str, hint: str
+    ) -> None:
+        """Wait, with the point held, and nobody else waiting for that."""
         since, seen = time.monotonic(), None
         while True:
             done, now = reached()
@@ -244,6 +255,7 @@ class TablesVerifier:
                 since, seen = time.monotonic(), now
             if time.monotonic() - since > self.patience:
                 raise PipelineError(f"{what}, for {self.patience:.0f} s", hint=hint)
+            point.expect_nobody_waits()
             time.sleep(_LOOK_SECONDS)
 
     def _state(self, known: _Known, ref: TableRef, epoch: str, upto: int) -> StoredTable | None:
@@ -352,6 +364,12 @@ class _Known:
                 self.skip(ref, TableOutcome.INSERTS_ONLY, reason)
             elif not copies[path].done:
                 self.skip(ref, TableOutcome.SNAPSHOT)
+
+    def leave_out(self, source: str, reasons: Mapping[str, str]) -> None:
+        """Leave out what the source does not read."""
+        for ref in self.of_source(source):
+            if reason := reasons.get(str(ref)):
+                self.skip(ref, TableOutcome.LEFT_OUT, reason)
 
     def skip(self, ref: TableRef, outcome: TableOutcome, reason: str = "") -> None:
         """Leave a table out."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+ROWS_PREFIX = "rows-"  # of a folder with rows that are being compared …
+ROWS_LOCK = "lock"  # … and of the file beside it which whoever compares them has locked
 _FILE = "verified.json"
 
 
@@ -22,6 +24,7 @@ class TableOutcome(StrEnum):
     SNAPSHOT = "snapshot"  # a snapshot of it is being taken, so there is nothing to compare yet
     INSERTS_ONLY = "inserts_only"  # only its inserts are captured, so it need not be equal
     NOT_CAPTURED = "not_captured"
+    LEFT_OUT = "left_out"  # its rows cannot be read without keeping others waiting
 
 
 class TableVerification(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ By them it can be found out whether what the log has led to elsewhere equals the
 the rows show is in the log before the point, and whatever follows in the log they do not show.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -18,11 +18,20 @@ from .redact import Redaction
 class SourcePoint(Protocol):
     """A point of the stream, and the rows of some tables there."""
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Tables (schema.table) that are not read, and why."""
+        ...
+
     def batches(self) -> Iterator[Batch]:
         """The rows as READ, and the columns of their tables before them.
 
         SourceUnavailable: not all could be read now; another point may be tried.
         """
+        ...
+
+    def expect_nobody_waits(self) -> None:
+        """SourceUnavailable: a statement waits for the point to end; another may be tried."""
         ...
 
     def covers(self, position: Position) -> bool:
@@ -60,8 +69,15 @@ class _RedactedPoint:
     point: SourcePoint
     redaction: Redaction
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        return self.point.left_out
+
     def batches(self) -> Iterator[Batch]:
         return map(self.redaction.batch, self.point.batches())
+
+    def expect_nobody_waits(self) -> None:
+        self.point.expect_nobody_waits()
 
     def covers(self, position: Position) -> bool:
         return self.point.covers(position)

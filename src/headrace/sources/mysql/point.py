@@ -23,6 +23,7 @@ from .settings import MysqlSettings
 from .snapshot import MysqlSnapshot, UnreadableTable
 
 _END = b"{}"  # after each batch; nobody goes on from here
+_LOCKED = "its storage engine has no transactions, so it would have to be locked against writers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class BinlogPoint:
     plans: Mapping[TablePath, MysqlTablePlan]
     catalog: MysqlCatalog
     pace: RowPace
+    left_out: Mapping[str, str]
 
     def batches(self) -> Iterator[Batch]:
         """The columns of each table, then the rows of all."""
@@ -50,11 +52,12 @@ class BinlogPoint:
                         yield Batch(copied.changes, _END)
                     if time.monotonic() - looked > LOCK_SECONDS / 2:
                         looked = time.monotonic()
-                        self._expect_nobody_waits()
+                        self.expect_nobody_waits()
             except UnreadableTable as error:
                 raise SourceUnavailable(f"{error.path}: {error.reason}") from error
 
-    def _expect_nobody_waits(self) -> None:
+    def expect_nobody_waits(self) -> None:
+        """Give way to a statement that waits, which the server shows to those who may see it."""
         if anyone_waits(self.catalog.rows("SHOW FULL PROCESSLIST"), self.plans):
             raise SourceUnavailable("a statement had waited for a lock, so it is not read on")
 
@@ -75,8 +78,8 @@ def binlog_point(
 ) -> Iterator[BinlogPoint]:
     """Tables under snapshots that show one place of the binary log.
 
-    Tables that no transaction shows must not be written while they are read: those that have a
-    storage engine of that kind are locked for reading.
+    A table whose storage engine has no transactions is left out: nobody could write to it until
+    capture and sink have come to the point.
     """
     resume = decode(stored)
     if isinstance(resume, MysqlRestart):
@@ -84,20 +87,21 @@ def binlog_point(
     address = source.address
     catalog = MysqlCatalog(address.connect(), source=source.name, origin=resume.origin)
     with closing(catalog):
-        found = {
-            table.path: table
+        wanted = [
+            table
             for table in catalog.candidates(source.wants)
             if str(table.path) in tables and table.path in resume.snapshots
-        }
+        ]
+        found = {table.path: table for table in wanted if table.transactional}
+        left_out = {str(table.path): _LOCKED for table in wanted if not table.transactional}
         workers = source.snapshot_workers
         snapshot = MysqlSnapshot.open(address, catalog, list(found.values()), workers=workers)
         with closing(snapshot):
             for table in found.values():
-                if table.transactional:
-                    snapshot.hold(table)
+                snapshot.hold(table)
             plans = _plans(catalog, resume, found, register, snapshot.end)
             pace = RowPace(source.snapshot_rows_per_second)
-            yield BinlogPoint(snapshot.end, snapshot, plans, catalog, pace)
+            yield BinlogPoint(snapshot.end, snapshot, plans, catalog, pace, left_out)
 
 
 def _plans(

@@ -419,6 +419,8 @@ def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
     that wrote to these tables and goes on stands in the way of the first statement alone, and a
     query that runs for long of the second, which also holds up later sessions.
     """
+    if not tables:
+        return
     run(connection, _SHORT_WAIT)
     names = ", ".join(f"{quoted(*each.path)} READ" for each in tables)
     try:

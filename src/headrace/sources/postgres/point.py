@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -43,6 +43,10 @@ class PlannedCopy:
             if copied.error:
                 raise SourceUnavailable(f"{copied.task.table.path} cannot be read: {copied.error}")
             yield Batch(copied.changes, _END)
+        self.expect_nobody_waits()
+
+    def expect_nobody_waits(self) -> None:
+        """Give way to a statement that waits, also for the snapshot alone."""
         if self.watch.yielded:
             raise SourceUnavailable(
                 f"a statement had waited for a lock on {self.watch.yielded}, so it is not read on"
@@ -69,9 +73,18 @@ class WalPoint:
     lsn: int
     copy: PlannedCopy
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Every table can be read."""
+        return {}
+
     def batches(self) -> Iterator[Batch]:
         """The rows."""
         return self.copy.batches()
+
+    def expect_nobody_waits(self) -> None:
+        """Give way."""
+        self.copy.expect_nobody_waits()
 
     def covers(self, position: Position) -> bool:
         """Whether a transaction's commit lies before the point."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -29,9 +29,18 @@ class SeenPoint:
     seen: TransactionSnapshot
     copy: PlannedCopy
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Every table can be read."""
+        return {}
+
     def batches(self) -> Iterator[Batch]:
         """The rows."""
         return self.copy.batches()
+
+    def expect_nobody_waits(self) -> None:
+        """Give way."""
+        self.copy.expect_nobody_waits()
 
     def covers(self, position: Position) -> bool:
         """Whether the snapshot sees a transaction.

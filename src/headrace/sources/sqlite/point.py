@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,11 @@ class EntryPoint:
     readers: Sequence[SqliteSnapshotReader]
     pace: RowPace
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Every table can be read."""
+        return {}
+
     def batches(self) -> Iterator[Batch]:
         """The columns and the rows of each table."""
         try:
@@ -42,6 +47,9 @@ class EntryPoint:
                     yield Batch(changes, _END)
         except DecodeError as error:
             raise SourceUnavailable(f"a table cannot be read: {error}") from error
+
+    def expect_nobody_waits(self) -> None:
+        """A read transaction keeps no writer waiting; see `entry_point`."""
 
     def covers(self, position: Position) -> bool:
         """Whether the entry had been written."""
