@@ -64,7 +64,10 @@ class BinlogPoint:
     def covers(self, position: Position) -> bool:
         """Whether a transaction begins before the point: none lies across it."""
         assert isinstance(position, MysqlPosition)
-        return (file_number(position.file), position.begin) < self.end.offset
+        begin = file_number(position.file), position.begin
+        # A snapshot stands where the next transaction begins, and shows what is before.
+        is_snapshot = position.position == position.begin
+        return begin < self.end.offset or (is_snapshot and begin == self.end.offset)
 
     def reached_by(self, resume: bytes) -> bool:
         """Whether the stream was followed up to the point."""
