@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.errors import PipelineError
+from headrace.change.event import Batch
+from headrace.errors import LogReplaced, PipelineError
 from headrace.pipeline.verify_tables import TablesVerifier
+from headrace.sinks import Progress
+from headrace.sinks.tables.ledger import TablesLedger
 from headrace.sinks.verification import TableOutcome
+from headrace.sources.sqlite.point import EntryPoint
 from headrace.testing import Place, session
 from tests.pipeline.verifying import FollowingLake, places_of, run
 from tests.sources.places import PostgresPlace
@@ -117,3 +121,46 @@ def test_a_table_that_would_have_to_be_locked_is_left_out(
         (f"{place.schema}.plain", TableOutcome.LEFT_OUT, 0),
     ]
     assert "no transactions" in found.tables[1].reason
+
+
+def test_a_log_that_is_trimmed_meanwhile_gives_an_error_and_no_differences(
+    places: Callable[[str], Place],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = places("sqlite")
+    run(place, *ITEMS, "CREATE TABLE other (id integer PRIMARY KEY)")
+    place.altered()
+    lake = FollowingLake(spark, tmp_path, place.source())
+    waiting, reading = TablesVerifier._await_capture, EntryPoint.batches
+
+    def written_behind_the_point(verifier: TablesVerifier, *point: Any) -> None:
+        run(place, "INSERT INTO items VALUES (3)", "INSERT INTO other VALUES (1)")
+        lake.until_stored(f"{place.schema}.other")
+        waiting(verifier, *point)
+
+    def trimmed_while_read(point: EntryPoint) -> Iterator[Batch]:
+        yield from reading(point)
+        lake.log.trim(lake.log.latest_sequence)
+
+    monkeypatch.setattr(TablesVerifier, "_await_capture", written_behind_the_point)
+    monkeypatch.setattr(EntryPoint, "batches", trimmed_while_read)
+    with lake.running(), pytest.raises(PipelineError, match="was trimmed"):
+        lake.verify()
+
+
+def test_a_sink_with_changes_of_another_history_of_the_log_is_not_compared(
+    places: Callable[[str], Place], spark: SparkSession, tmp_path: Path
+) -> None:
+    place = places("sqlite")
+    run(place, *ITEMS)
+    place.altered()
+    lake = FollowingLake(spark, tmp_path, place.source())
+    with lake.running():
+        ledger = TablesLedger.open(lake.sink.folder, "query-1", adopt=True)
+        # As it is when the log was put back from a copy that does not know this generation.
+        ledger.reach(Progress(lake.log.epoch, ledger.upto, "4f"))
+        ledger.save()
+        with pytest.raises(LogReplaced, match="put back from an older copy"):
+            lake.verify()

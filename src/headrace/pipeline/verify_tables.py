@@ -28,10 +28,18 @@ import msgspec
 
 from ..change.event import Batch, Change, Op, Table
 from ..change.path import path_matches
-from ..errors import ConfigError, PipelineError, PipelineInUse, SourceUnavailable, TableFailed
+from ..errors import (
+    ConfigError,
+    LogReplaced,
+    PipelineError,
+    PipelineInUse,
+    SourceUnavailable,
+    TableFailed,
+)
 from ..log import Log, LogReader
 from ..log.folder import locked
-from ..sinks import LogRange
+from ..log.lineage import likely_fork
+from ..sinks import LogRange, Progress, lost_tail
 from ..sinks.lake.delta import applied_mark
 from ..sinks.lake.deltalog import DeltaLog, TableState
 from ..sinks.lake.plan import TableRef
@@ -200,6 +208,7 @@ class TablesVerifier:
                 shadow.take(source.name, batch)
                 self.look("read", shadow.rows)
         shadow.follow(log, window, upto)
+        _expect_untrimmed(log, window.after)
         left = set(known.of_source(source.name))
         return {ref: state for ref, state in states.items() if ref in left}
 
@@ -225,13 +234,10 @@ class TablesVerifier:
         def reached() -> tuple[bool, object]:
             nonlocal upto
             ledger = TablesLedger.open(self.sink.folder, "", adopt=True)
-            if ledger.epoch not in ("", log.epoch):
-                raise PipelineError(
-                    f"the tables in {self.sink.folder.uri} were filled from another log"
-                )
             known.look_at_failures(ledger)
-            progress = ledger.progress()
-            upto = max(ledger.upto, progress.sequence if progress else 0)
+            if progress := ledger.progress():
+                upto = max(ledger.upto, progress.sequence)
+                self._expect_followed(log, progress._replace(sequence=upto))
             return upto >= window.shown, upto
 
         self._await(
@@ -241,6 +247,20 @@ class TablesVerifier:
             "Start its pipeline, or see `headrace status` for what keeps it.",
         )
         return upto
+
+    def _expect_followed(self, log: LogReader, place: Progress) -> None:
+        """A sink must have no other changes than this log has."""
+        if place.epoch != log.epoch:
+            raise PipelineError(
+                f"the tables in {self.sink.folder.uri} were filled from another log"
+            )
+        log.refresh(place.sequence)
+        shared = log.shared_upto(place.epoch, place.generation)
+        if shared is None or place.sequence > shared:
+            latest = log.latest_sequence
+            fork = likely_fork(log.lineage, place.epoch, place.generation, latest) or 0
+            what = lost_tail(f"sink {self.sink.name}", place.sequence, fork)
+            raise LogReplaced(what, hint=self.sink.ahead_hint(fork))
 
     def _await(
         self, point: SourcePoint, reached: Callable[[], tuple[bool, object]], what: str, hint: str
@@ -396,6 +416,7 @@ class _Window:
         after, step = before, 1
         # A server may send a transaction a moment before others see it.
         while after >= log.first_sequence:
+            _expect_untrimmed(log, after - 1)
             [change] = log.read(after - 1, limit=1, upto=after)
             if change.table.source == source:
                 if point.covers(change.position):
@@ -403,6 +424,7 @@ class _Window:
             elif before - after > _PAGE:
                 break
             after, step = after - step, step * 2
+        _expect_untrimmed(log, before)
         after = shown = max(after, log.first_sequence - 1)
         for change in _changes(log, after, log.latest_sequence):
             if change.table.source == source and point.covers(change.position):
@@ -422,6 +444,18 @@ class _Window:
             for change in _changes(log, self.after, log.latest_sequence)
             if change.op is Op.READ and change.table.source == self.source
         }
+
+
+def _expect_untrimmed(log: LogReader, after: int) -> None:
+    """What was trimmed meanwhile is missing in what was read, without an error."""
+    log.refresh()
+    if log.first_sequence > after + 1:
+        raise PipelineError(
+            f"the log was trimmed up to {log.first_sequence - 1} while tables were compared, and "
+            f"the changes after {after} are needed",
+            hint="Verify again; if it takes too long, name fewer tables, or let the log keep more "
+            "(cdc.retention_days, cdc.retention_bytes).",
+        )
 
 
 def _expect_unaltered(
