@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app
 from headrace.config import Config, load
+from headrace.log.folder import locked
 from headrace.operate.schedule import ScheduledVerifications
 from headrace.sinks.requests import Requests
 from headrace.sinks.verification import (
@@ -102,3 +103,31 @@ def test_a_difference_stays_known_when_the_next_verification_ends_without_a_resu
     assert found is not None
     assert not found.sound
     assert "no result" in found.error
+
+
+def left_rows(config: Config) -> Path:
+    """What a verification leaves that was killed."""
+    left = config.verify_dir / "lake" / "rows-1"
+    left.mkdir(parents=True)
+    (left.parent / "lock").touch()
+    (left / "rows").write_text("hush")
+    return left
+
+
+def test_rows_of_a_killed_verification_are_removed_at_start_and_stop(file: Path) -> None:
+    config = load(file)
+    left = left_rows(config)
+    with ScheduledVerifications(lambda: config, file):
+        wait_until(lambda: not left.exists(), timeout=60)
+        left = left_rows(config)
+    assert not left.exists()
+
+
+def test_rows_that_are_being_compared_stay(file: Path) -> None:
+    config = load(file)
+    kept = left_rows(config)
+    with (kept.parent / "lock").open("a+") as lock:
+        assert locked(lock)
+        with ScheduledVerifications(lambda: config, file):
+            pass
+        assert kept.exists()

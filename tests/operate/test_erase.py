@@ -495,3 +495,19 @@ def test_a_value_that_names_a_folder_goes_too(
     assert [each["email"] for each in lake.rows("users") if each["id"] == 43] == ["b@example.com"]
     assert {each["email"] for each in lake.rows("users") if each["id"] == 42} <= {None}
     lake.log.close()
+
+
+def test_rows_that_a_killed_verification_has_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Erasable(monkeypatch, tmp_path)
+    lake.commit(lake.user(42, f"a@{MARKER}"))
+    lake.commit(remove(lake.users, id=42))
+    lake.flow()
+    left = tmp_path / "verify" / "lake" / "rows-1"
+    left.mkdir(parents=True)
+    (left.parent / "lock").touch()
+    (left / "row").write_text(f"a@{MARKER}")
+    lake.erased("users", "42")
+    assert not left.exists()
+    lake.log.close()

@@ -36,6 +36,7 @@ from ..sinks.erasing import ErasedPlace, ErasedRow
 from ..sources.redact import ColumnRules
 from .commands import connect
 from .parts import sink_named
+from .stale_rows import remove_stale_rows
 
 _CHUNK = 16 << 20  # bytes of a file that are searched at a time
 _ASIDE = "-until-"
@@ -87,6 +88,7 @@ def erase(config: Config, request: EraseRequest) -> Erasure:
         log = held.enter_context(Log.open(config.log_dir))
         for stale in config.data_dir.glob(f"{backup.STAGE}*"):
             shutil.rmtree(stale)  # a backup that was cut short
+        remove_stale_rows(config.verify_dir)
         done, texts = _erase(config, log, request)
     # Closed, RocksDB has deleted what it no longer needs.
     return msgspec.structs.replace(done, places=[*done.places, *_files(config, texts)])

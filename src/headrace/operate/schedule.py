@@ -18,6 +18,7 @@ import msgspec
 from ..config import Config
 from ..sinks.requests import Requests, VerifySchedule
 from ..sinks.verification import Verification, note, noted
+from .stale_rows import remove_stale_rows
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class ScheduledVerifications:
     """Runs `headrace verify` for the sinks that somebody wants it for, one at a time.
 
     A schedule is a file in the sink's folder, and so is the last result: so both hold after a
-    restart. The process ends when this one does, and has a low priority.
+    restart. The process ends when this one does, and has a low priority; rows that it leaves when
+    it is killed are removed.
     """
 
     def __init__(self, config: Callable[[], Config], file: Path) -> None:
@@ -57,8 +59,10 @@ class ScheduledVerifications:
         if process is not None:
             _end(process)
         self._thread.join()
+        remove_stale_rows(self._config().verify_dir)
 
     def _run(self) -> None:
+        remove_stale_rows(self._config().verify_dir)
         while not self._stopping.wait(_LOOK_SECONDS):
             try:
                 for name, schedule in self._due():
