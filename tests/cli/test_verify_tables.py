@@ -10,9 +10,15 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app
 from headrace.config import Config, load
+from headrace.errors import PipelineError
+from headrace.log import Log, LogReader
 from headrace.log.folder import locked
+from headrace.operate import verify as operate_verify
 from headrace.operate.schedule import ScheduledVerifications
+from headrace.operate.verify import Repair, expect_compared
+from headrace.pipeline.verify_tables import VerifiedTables
 from headrace.sinks.requests import Requests
+from headrace.sinks.tables.sink import Tables
 from headrace.sinks.verification import (
     TableOutcome,
     TableVerification,
@@ -131,3 +137,77 @@ def test_rows_that_are_being_compared_stay(file: Path) -> None:
         with ScheduledVerifications(lambda: config, file):
             pass
         assert kept.exists()
+
+
+def table(name: str, outcome: TableOutcome) -> TableVerification:
+    return TableVerification(source="shop", table=name, outcome=outcome, reason="why not")
+
+
+FOUND = Verification(
+    sink="lake",
+    at=1,
+    tables=(
+        table("main.equal", TableOutcome.EQUAL),
+        table("main.begun", TableOutcome.SNAPSHOT),
+        table("main.added", TableOutcome.INSERTS_ONLY),
+    ),
+)
+
+
+@pytest.mark.parametrize("wanted", [(), ("main.equal",), ("main.*",), ("equal", "*")])
+def test_what_was_compared_is_enough(wanted: tuple[str, ...]) -> None:
+    expect_compared(FOUND, wanted)
+
+
+@pytest.mark.parametrize("wanted", ["main.begun", "main.a*", "begun"])
+def test_a_table_that_is_named_must_be_compared(wanted: str) -> None:
+    with pytest.raises(PipelineError, match=r"no table .* was compared: main\..*: why not"):
+        expect_compared(FOUND, ["main.equal", wanted])
+
+
+def test_a_verification_that_compared_nothing_fails(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = msgspec.structs.replace(FOUND, tables=FOUND.tables[1:])
+    monkeypatch.setattr(operate_verify, "verify_tables", lambda *_: VerifiedTables(begun))
+    done = verify(file, "lake")
+    assert done.exit_code == 1
+    assert "nothing was compared: main.begun: why not; main.added: why not" in done.output
+
+
+def test_a_repaired_table_must_be_equal(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    differs = (*FOUND.tables, table("main.other", TableOutcome.DIFFERS))
+    begun = (table("main.other", TableOutcome.SNAPSHOT),)
+    results = [
+        VerifiedTables(msgspec.structs.replace(FOUND, tables=tables)) for tables in (differs, begun)
+    ]
+    monkeypatch.setattr(operate_verify, "verify_tables", lambda *_: results.pop(0))
+    monkeypatch.setattr(operate_verify, "request_snapshot", lambda *_: "requested")
+    monkeypatch.setattr(Repair, "wait", lambda _: True)
+    Log.open(load(file).log_dir).close()
+    done = verify(file, "lake", "--repair")
+    assert done.exit_code == 1
+    assert "no table main.other was compared" in done.output
+
+
+def test_the_log_is_opened_once_while_a_repair_is_waited_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(file)
+    sink = Tables(name="lake", path=str(file.parent / "lake"))
+    differs = msgspec.structs.replace(FOUND, tables=(table("main.t", TableOutcome.DIFFERS),))
+    opened: list[object] = []
+    opening = LogReader.open
+
+    def counted(path: Path | str) -> LogReader:
+        opened.append(path)
+        return opening(path)
+
+    monkeypatch.setattr(LogReader, "open", counted)
+    monkeypatch.setattr(operate_verify, "connect", lambda _: "a server")
+    monkeypatch.setattr(operate_verify, "_LOOK_SECONDS", 0.01)
+    with Log.open(config.log_dir):
+        repair = Repair(config, sink, VerifiedTables(differs))
+        opened.clear()
+        assert not repair.wait(seconds=0.5)
+    assert len(opened) == 1

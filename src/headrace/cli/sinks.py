@@ -179,7 +179,8 @@ def verify(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
     Every row of a sink of tables is compared with its source, while both go on changing; rows
     that differ are named by their keys and columns. Of a sink that sends events, those that the
     log holds for it are counted by ranges of sequences, against the sink's own account and its
-    dead letters. Exits with 1 when something is missing or differs.
+    dead letters. Exits with 1 when something is missing or differs, and when no table was compared,
+    or none that a TABLE means.
     """
     import msgspec
 
@@ -246,7 +247,13 @@ def _verify_tables(
     import msgspec
 
     from ..operate.show import Bar, terminal
-    from ..operate.verify import Repair, compared_lines, verify_tables
+    from ..operate.verify import (
+        Repair,
+        compared_lines,
+        expect_compared,
+        verify_tables,
+        with_others,
+    )
     from ..sinks.tables.sink import Tables
     from .terminal import stop_on_signals
 
@@ -263,6 +270,7 @@ def _verify_tables(
             bar.show(rows, 0)
 
         found = verify_tables(settings, sink, given.tables, look)
+        all_found, repaired = found.verification, list[str]()
         for _ in range(REPAIRS if given.repair else 0):
             if found.verification.sound:
                 break
@@ -271,14 +279,17 @@ def _verify_tables(
                 typer.echo(line, err=True)
             if not repair.wait():
                 break
+            repaired += repair.tables
             found = verify_tables(settings, sink, repair.tables, look)
+            all_found = with_others(found.verification, all_found)
     if given.as_json:
         typer.echo(msgspec.json.encode(found.verification))
     else:
         for line in compared_lines(found, most=given.rows):
             typer.echo(line)
-    if not found.verification.sound:
+    if not all_found.sound:
         raise typer.Exit(1)
+    expect_compared(all_found, [*given.tables, *repaired])
 
 
 # --- preview -------------------------------------------------------------------------------------

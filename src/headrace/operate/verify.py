@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..change.event import Op
+from ..change.path import path_matches, split_path
 from ..config import Config
-from ..errors import ConfigError, HeadraceError
+from ..errors import ConfigError, HeadraceError, PipelineError
 from ..log import LogReader
 from ..pipeline.session import hide_task_errors, opened_session
 from ..pipeline.verify_tables import Look, TablesVerifier, VerifiedTables
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _REPAIR_SECONDS = 3600.0  # for new snapshots
 _LOOK_SECONDS = 0.5
 _PAGE = 10_000
+_NOT_COMPARED = "See `headrace status` for what is captured, and verify again when it is all there."
 
 _SHOWN = {
     TableOutcome.SNAPSHOT: "not compared",
@@ -62,11 +64,24 @@ def verify_tables(
         verification.note(folder, failed)
         raise
     before = verification.noted(folder) if tables else None
-    verification.note(folder, _with_others(found.verification, before))
+    verification.note(folder, with_others(found.verification, before))
     return found
 
 
-def _with_others(found: Verification, before: Verification | None) -> Verification:
+def expect_compared(found: Verification, wanted: Sequence[str]) -> None:
+    """PipelineError: no table was compared, or none that is meant by one of these patterns."""
+    compared = set(found.compared)
+    for pattern in wanted or ["*"]:
+        meant = [each for each in found.tables if path_matches(*split_path(each.table), pattern)]
+        if compared.isdisjoint(meant):
+            what = f"no table {pattern}" if wanted else "nothing"
+            why = "; ".join(f"{each.table}: {each.reason}" for each in meant)
+            raise PipelineError(
+                f"{what} was compared: {why or 'there is no table'}", hint=_NOT_COMPARED
+            )
+
+
+def with_others(found: Verification, before: Verification | None) -> Verification:
     """What was found of some tables, and what was known of the others."""
     looked = {(table.source, table.table) for table in found.tables}
     kept = [t for t in before.tables if (t.source, t.table) not in looked] if before else []
@@ -114,8 +129,8 @@ class Repair:
             return False
         waiting = {(source, table) for source, some in self._tables.items() for table in some}
         end, after = time.monotonic() + seconds, self._after
-        while time.monotonic() < end:
-            with LogReader.open(self._config.log_dir) as log:
+        with LogReader.open(self._config.log_dir) as log:
+            while time.monotonic() < end:
                 # Each begins by emptying its table.
                 while changes := log.read(after, limit=_PAGE):
                     after = changes[-1].sequence
@@ -124,7 +139,8 @@ class Repair:
                 if not waiting and all(self._done(log, source) for source in self._tables):
                     # One that had failed is followed again only when the sink has come to it.
                     break
-            time.sleep(_LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)
+                log.refresh()
         while time.monotonic() < end:
             if TablesLedger.open(self._sink.folder, "", adopt=True).upto >= after:
                 return True
