@@ -68,8 +68,10 @@ class PendingPoint:
     def point(self) -> Point:
         """The point; raises what kept the server from making one."""
         self._thread.join()
-        if self._error is not None:
+        if isinstance(self._error, HeadraceError):
             raise self._error
+        if self._error is not None:
+            raise SourceError("no point could be made") from self._error
         assert self._point is not None
         return self._point
 
@@ -82,10 +84,8 @@ class PendingPoint:
     def _run(self) -> None:
         try:
             self._point = slot.create_point(self._replication, self._name)
-        except HeadraceError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever asks
             self._error = error
-        except Exception as error:  # noqa: BLE001 - a bug of ours, raised again by whoever asks
-            self._error = SourceError(f"no point could be made: {error!r}")
 
 
 class BesideAssembler(PostgresAssembler):
