@@ -25,7 +25,8 @@ class Place:
         self._folder = folder
         self._stack = stack
         self.settings = ServerSettings(port=0, grpc_port=0)
-        self.writer: Writer = stack.enter_context(opened_writer(folder / "log"))
+        self._logs = stack.enter_context(ExitStack())
+        self.writer: Writer = self._logs.enter_context(opened_writer(folder / "log"))
         self.service: Service
         self._server: BackgroundServer | None = None
         stack.callback(self.stop)
@@ -50,6 +51,15 @@ class Place:
 
     def restart(self) -> None:
         self.stop()
+        self.start()
+
+    def reopen_log(self) -> None:
+        """Serve the same log, as another process."""
+        self.stop()
+        self._logs.close()
+        numbers = self.writer._numbers  # ids that came before would be left out
+        self.writer = self._logs.enter_context(opened_writer(self._folder / "log"))
+        self.writer._numbers = numbers
         self.start()
 
     def require_key(self) -> IssuedKey:

@@ -254,6 +254,25 @@ def test_an_ack_of_what_a_log_that_was_put_back_lacks_is_refused(
     assert clients.slept == []
 
 
+@pytest.mark.requirement("P-06")
+def test_a_place_that_was_read_before_or_after_the_first_change_of_a_start_stays_good(
+    place: Place, clients: Clients, transport: str
+) -> None:
+    place.writer.put_many("users", 2)
+    place.reopen_log()
+    client = clients()
+    events = client.changes(transport=transport)
+    before = list(itertools.islice(events, 2))
+    place.reopen_log()  # the start before has added nothing
+    place.writer.put("users", "late")
+    after = next(events)
+    place.reopen_log()
+    for event in (*before, after):
+        client.ack("billing", event)
+    place.writer.put("users", "later")
+    assert take(events, 1) == [4]
+
+
 def test_an_ack_waits_for_a_server_that_is_away(place: Place, clients: Clients) -> None:
     place.writer.put_many("users", 5)
     client = clients()

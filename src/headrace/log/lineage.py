@@ -4,12 +4,17 @@
                              └──generation 9c…──  a copy of it that was put back, and went on
 
 A copy that is put back gives the sequences beyond it to other changes, and nothing in it shows that
-it is a copy. So every start of a writer begins a generation, with a random id: a counter would
-give the same one to both. A place is an epoch, a generation and a sequence. It is in a log whose
-lineage has that generation, and before the first change of the next one.
+it is a copy. So every start of a writer begins a generation with its first change. The id is
+random: a counter would give the same one to both. A place is an epoch, a generation and a sequence.
+It is in a log whose lineage has that generation, and before the first change of the next one.
+
+A start that adds no change leaves no generation: a restart loop would push out those in which
+readers stand. Who connects before the first change notes `ID-LATEST-BEFORE` as its generation: up
+to LATEST its place is in BEFORE, and beyond it in ID.
 """
 
 import itertools
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -20,10 +25,11 @@ FIRST_GENERATION = "0"  # of an epoch, and of every place that was noted without
 UNKNOWN_GENERATION = ""  # of a place that says only its epoch
 _RANDOM_BITS = 22
 GENERATIONS_KEPT = 1000  # whoever stands in an earlier one is refused
+_UPCOMING = re.compile(r"([0-9a-f]{1,16})-([0-9]{1,20})-([0-9a-f]{1,16})")
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):
-    """The changes that one writer has added, from its start to its end."""
+    """The changes that one start of a writer has added."""
 
     epoch: str
     id: str
@@ -49,19 +55,21 @@ def begun_at(generation: str) -> int:
     return int(generation or "0", 16) >> _RANDOM_BITS
 
 
-def kept(lineage: list[Generation]) -> list[Generation]:
-    """As many generations as are remembered: those go first that added no change."""
-    if len(lineage) <= GENERATIONS_KEPT:
-        return lineage
-    pairs = enumerate(itertools.pairwise(lineage))
-    empty = next((at for at, (each, after) in pairs if each.first == after.first), 0)
-    return kept(lineage[:empty] + lineage[empty + 1 :])
+def upcoming(id: str, latest: int, before: str) -> str:
+    """What a reader notes that comes before the first change of a generation."""
+    return f"{id}-{latest}-{before}"
 
 
 def shared_upto(
     lineage: Sequence[Generation], epoch: str, generation: str, latest: int
 ) -> int | None:
     """Up to which sequence a place in that generation holds in this log; None: nowhere."""
+    if noted := _UPCOMING.fullmatch(generation):
+        id, last, before = noted.groups()
+        if (upto := shared_upto(lineage, epoch, id, latest)) is not None:
+            return upto
+        upto = shared_upto(lineage, epoch, before, latest)
+        return None if upto is None else min(upto, int(last))
     at = [
         number
         for number, each in enumerate(lineage)

@@ -229,7 +229,8 @@ class LogReader:
 
     def shared_upto(self, epoch: str, generation: str = UNKNOWN_GENERATION) -> int | None:
         """Up to which sequence a place in that log and generation holds here; None: nowhere."""
-        return shared_upto(self.lineage, epoch, generation, self._latest)
+        latest = self._latest  # first: a generation that begins meanwhile has no place before it
+        return shared_upto(self.lineage, epoch, generation, latest)
 
     @property
     def latest_sequence(self) -> int:

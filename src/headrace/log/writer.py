@@ -45,7 +45,14 @@ from .holding import (
     slowest,
 )
 from .keys import Key
-from .lineage import Ancestor, Generation, kept, new_generation
+from .lineage import (
+    FIRST_GENERATION,
+    GENERATIONS_KEPT,
+    Ancestor,
+    Generation,
+    new_generation,
+    upcoming,
+)
 from .reader import LogReader, options
 
 _MARK_CHANGES = 1024
@@ -284,6 +291,7 @@ class Log(LogReader):
         batch = WriteBatch(raw_mode=True)
         batch.put(layout.EPOCH, epoch.encode(), self._family)
         with self._turn, self._failing():
+            self._start = new_generation()
             lineage = self._begun(batch, epoch)
             self._write_durably(batch)
             self._lineage = lineage
@@ -294,10 +302,16 @@ class Log(LogReader):
         """The generations of this log, oldest first."""
         return self._lineage
 
+    @property
+    def generation(self) -> str:
+        """What a reader notes as its generation until this writer ends."""
+        latest, last = self._latest, self._lineage[-1].id  # in this order: see `_write`
+        return last if last == self._start else upcoming(self._start, latest, last)
+
     def _begun(self, batch: WriteBatch, epoch: str) -> list[Generation]:
-        """The lineage with one more generation, which the batch begins."""
-        begun = Generation(epoch, new_generation(), self._latest + 1)
-        lineage = kept([*self._lineage, begun])
+        """The lineage with the generation of this start, which the batch begins."""
+        begun = Generation(epoch, self._start, self._latest + 1)
+        lineage = [*self._lineage, begun][-GENERATIONS_KEPT:]
         batch.put(layout.LINEAGE, msgspec.json.encode(lineage), self._family)
         return lineage
 
@@ -353,7 +367,11 @@ class Log(LogReader):
         records.put(layout.SEQUENCE, b"%d" % sequence, self._family)
         records.put(layout.BYTES, b"%d" % self._bytes, self._family)
         records.put(layout.source_key(source), resume, self._family)
+        lineage = self._lineage
+        if sequence > self._latest and lineage[-1].id != self._start:
+            lineage = self._begun(records, self.epoch)
         self._write_durably(records, sequence)
+        self._lineage = lineage  # before `_latest`: no change is seen without its generation
         self._written = self._latest = sequence
         self._unfinished = None
         self._turn.notify_all()
@@ -404,24 +422,15 @@ class Log(LogReader):
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
         self._lineage = super().lineage
-        removal = self._removal_of_uncommitted()
-        if not new:
-            self._lineage = self._begun(removal, self.epoch)
-        self._write_durably(removal)
-        self._begin_after_latest()
+        self._start = FIRST_GENERATION if new else new_generation()
+        self._remove_uncommitted()
 
     def _remove_uncommitted(self) -> None:
-        self._write_durably(self._removal_of_uncommitted())
-        self._begin_after_latest()
-
-    def _removal_of_uncommitted(self) -> WriteBatch:
         removal = WriteBatch(raw_mode=True)
         beyond = self._latest + 1
         removal.delete_range(layout.change_key(beyond), layout.change_key(10**20 - 1))
         removal.delete_range(layout.mark_key(beyond), layout.mark_key(10**20 - 1), self._family)
-        return removal
-
-    def _begin_after_latest(self) -> None:
+        self._write_durably(removal)
         self._written = self._latest
         self._bytes = self._number(layout.BYTES, 0)
         self._mark = (self._latest, 0)
