@@ -381,6 +381,13 @@ def test_an_image_that_is_no_object_is_refused(image: str) -> None:
         decode([image], [Column("v", "integer")])
 
 
+@pytest.mark.parametrize("rescue", [True, False])
+def test_an_image_that_is_nested_too_deeply_is_refused(rescue: bool) -> None:
+    image = b'{"v":%b}' % (b"[" * 5000 + b"]" * 5000)
+    with pytest.raises(DecodeError, match="nested"):
+        decode([image], [Column("v", "jsonb")], rescue=rescue)
+
+
 # --- values from a real server -------------------------------------------------------------------
 
 

@@ -97,6 +97,28 @@ def test_of_sqlite(tmp_path: Path) -> None:
 # --- tables that cannot be read ------------------------------------------------------------------
 
 
+def test_a_table_of_which_a_policy_may_hide_rows_fails_alone_until_none_can(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE secrets (id int PRIMARY KEY); INSERT INTO secrets VALUES (1), (2)")
+    pg.execute("ALTER TABLE secrets ENABLE ROW LEVEL SECURITY")
+    pg.execute("CREATE POLICY one ON secrets USING (id = 1)")
+    with role(pg, "REPLICATION") as name:
+        pg.execute(f"GRANT SELECT ON secrets TO {name}")
+        pg.execute("CREATE PUBLICATION theirs FOR ALL TABLES WITH (publish_via_partition_root)")
+        source = postgres(pg, url=url_of(pg, name), publication="theirs", tables=("public.*",))
+        findings = {finding.name: finding for finding in source.check()}
+        assert findings["table public.secrets"].fix == f'ALTER ROLE "{name}" BYPASSRLS;'
+        with Log.open(tmp_path / "log") as log, capturing(source, log) as capture:
+            wait_until(lambda: capture.status().errored, timeout=TIMEOUT, message="it has failed")
+            fix = capture.status().errored["public.secrets"].partition("run: ")[2]
+            assert fix == f"ALTER ROLE {name} BYPASSRLS;"
+            assert rows(log) == []
+            pg.execute(fix)
+            wait_until(lambda: len(rows(log)) == 2, timeout=TIMEOUT, message="it is captured")
+            assert capture.status().errored == {}
+
+
 @pytest.mark.parametrize("existing", [True, False], ids=["at the first start", "created later"])
 def test_a_table_that_cannot_be_read_fails_alone_until_it_is_granted(
     pg: PostgresDatabase,

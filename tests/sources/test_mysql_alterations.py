@@ -72,6 +72,22 @@ def test_old_rows_have_what_a_statement_gave_them(
     assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
+@pytest.mark.parametrize("column", ["bb", "id"])
+def test_a_rename_that_changes_the_case_alone_keeps_the_values(
+    maria: MysqlDatabase, tmp_path: Path, column: str
+) -> None:
+    maria.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, bb int); INSERT INTO t VALUES (1, 1), (2, 2)"
+    )
+    with captured(maria, tmp_path) as feed:
+        feed.capture.stop()
+        maria.execute("ALTER TABLE t ADD z int DEFAULT 5; UPDATE t SET z = 6 WHERE id = 1")
+        maria.execute(f"ALTER TABLE t RENAME COLUMN {column} TO {column.title()}")
+        feed.start()
+        _expect_equal(feed, tmp_path / "then", {"t": column})
+        assert feed.status.errored == {}
+
+
 def test_a_table_made_anew_and_converted_while_headrace_is_down_is_read_anew(
     maria: MysqlDatabase, tmp_path: Path
 ) -> None:

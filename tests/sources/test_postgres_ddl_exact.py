@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.change.event import Batch, Op
 from headrace.change.replay import TableName
+from headrace.sources.postgres.lookout import Lookout
 from headrace.sources.postgres.resume import PostgresResume
 from headrace.sources.resume import decode
 from headrace.testing import PostgresDatabase, wait_until
@@ -252,6 +254,27 @@ def test_rows_that_come_whole_are_known_by_the_key_of_their_time(
             feed.until_streaming()
         _until_equal(feed)
         assert not feed.status.errored
+
+
+@pytest.mark.requirement("P-03", "P-04")
+def test_another_key_of_rows_that_come_whole_is_noticed_soon(
+    any_pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.postgres.lookout._WHOLE_SECONDS", 36_000.0)
+    look, looks = Lookout.look, []
+
+    def counted(*given: Any) -> dict[str, str]:
+        looks.append(given)
+        return look(*given)
+
+    monkeypatch.setattr(Lookout, "look", counted)
+    any_pg.execute("CREATE TABLE t (id int PRIMARY KEY, b int NOT NULL)")
+    any_pg.execute("ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (1, 10)")
+    with captured(any_pg, tmp_path) as feed:
+        feed.until(lambda: len(looks) > 3, "nothing new is found")
+        any_pg.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (b)")
+        any_pg.execute("INSERT INTO t VALUES (1, 11)")
+        _until_equal(feed)
 
 
 @pytest.mark.requirement("P-03", "P-04")

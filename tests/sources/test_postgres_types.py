@@ -272,3 +272,17 @@ def test_settings_of_the_database_do_not_change_what_is_captured(
             "id": number, "d": "2025-01-15", "tz": "2025-01-15T10:30:00+00:00", "i": "P1D",
             "raw": "AA==", "f": 0.1,
         }  # fmt: skip
+
+
+def test_a_document_that_is_nested_too_deeply_fails_its_table_alone(
+    any_pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    any_pg.execute("CREATE TYPE holder AS (document jsonb)")
+    any_pg.execute("CREATE TABLE deep (id int PRIMARY KEY, held holder)")
+    any_pg.execute("CREATE TABLE plain (id int PRIMARY KEY)")
+    with captured(any_pg, tmp_path) as feed:
+        nested = "(repeat('[', 1500) || repeat(']', 1500))::jsonb"
+        any_pg.execute(f"INSERT INTO deep VALUES (1, ROW({nested}))")
+        any_pg.execute("INSERT INTO plain VALUES (1)")
+        assert len(feed.changes(Op.INSERT, table="plain")) == 1
+        assert list(feed.status.errored) == ["public.deep"]

@@ -110,6 +110,8 @@ def decode(
         raise _culprit(reader, images, as_text, connector) from None
     except msgspec.DecodeError:
         raise _not_an_object() from None
+    except RecursionError:
+        raise DecodeError("a document is nested more deeply than can be read") from None
 
 
 def _rescued(

@@ -89,8 +89,13 @@ def _as_shown(column: DeclaredColumn, shown: Sequence[DeclaredColumn]) -> Declar
     """A column with all that the catalogue has of it, if that is the same one."""
     for each in shown:
         if each.name.lower() == column.name.lower() and _same_type(each.type, column.type):
-            given = {"number": column.number, "initial_default": column.initial_default}
-            return msgspec.structs.replace(each, charset=column.charset, **given)
+            return msgspec.structs.replace(
+                each,
+                name=column.name,  # a later statement may have changed its case
+                charset=column.charset,
+                number=column.number,
+                initial_default=column.initial_default,
+            )
     return column
 
 

@@ -125,13 +125,20 @@ _PARTS = """
 # What a copy reads are the physical tables; a grant on a partitioned table is none on its parts.
 _UNREADABLE = """
     SELECT t.oid::bigint, format('%%I.%%I', n.nspname, c.relname), quote_ident(current_user),
-           CASE WHEN NOT has_schema_privilege(n.oid, 'USAGE') THEN quote_ident(n.nspname) END
+           CASE WHEN NOT has_schema_privilege(n.oid, 'USAGE') THEN quote_ident(n.nspname) END,
+           row_security_active(c.oid)
     FROM unnest(%s::oid[]) AS t(oid)
     CROSS JOIN LATERAL (SELECT relid::oid FROM pg_partition_tree(t.oid) UNION SELECT t.oid) p(part)
     JOIN pg_class c ON c.oid = p.part JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind = 'r' AND NOT (has_schema_privilege(n.oid, 'USAGE')
-                                   AND has_table_privilege(c.oid, 'SELECT'))
+    WHERE c.relkind = 'r' AND (row_security_active(c.oid) OR
+                               NOT (has_schema_privilege(n.oid, 'USAGE')
+                                    AND has_table_privilege(c.oid, 'SELECT')))
     ORDER BY c.oid DESC"""
+
+
+def hidden_rows(user: str) -> str:
+    """Why a table is not read of which a policy may hide rows."""
+    return f"row-level security may hide rows of it; run: ALTER ROLE {user} BYPASSRLS;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +298,12 @@ class Catalog:
         """Of these tables, by their oids, those whose rows cannot be read, and the fix."""
         paths = {oid: path for path, oid in tables.items()}
         return {
-            paths[oid]: "its rows cannot be read; run: "
+            paths[oid]: hidden_rows(user)
+            if hidden
+            else "its rows cannot be read; run: "
             + (f"GRANT USAGE ON SCHEMA {schema} TO {user}; " if schema else "")
             + f"GRANT SELECT ON {part} TO {user};"
-            for oid, part, user, schema in self.rows(_UNREADABLE, list(paths))
+            for oid, part, user, schema, hidden in self.rows(_UNREADABLE, list(paths))
         }
 
     def tables(self, publication: str, globs: Sequence[str]) -> list[Table]:

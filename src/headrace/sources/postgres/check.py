@@ -35,7 +35,7 @@ _USER_PLAIN = """
 
 _RIGHTS = """
     SELECT c.oid::bigint, has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-           has_schema_privilege(c.relnamespace, 'USAGE')
+           has_schema_privilege(c.relnamespace, 'USAGE'), row_security_active(c.oid)
     FROM pg_class c WHERE c.oid = ANY (%s::oid[])"""
 
 _MAY_CREATE = """
@@ -47,6 +47,7 @@ class _TableRights:
     readable: bool
     owned: bool
     reachable: bool  # its schema may be used
+    filtered: bool  # a policy may hide rows of it
 
 
 def check(source: PostgresSettings) -> list[Finding]:
@@ -202,6 +203,9 @@ class _Check:
         if not rights.readable or not rights.reachable:
             lacks.append("may not be read")
             fixes.append(self._grant(member, rights))
+        if rights.filtered:
+            lacks.append("row-level security may hide rows of it")
+            fixes.append(f"ALTER ROLE {self._user} BYPASSRLS;")
         if not member.publication and not rights.owned:
             lacks.append("is not published, and not ours")
             if (pair.second if member.refused else pair.first) is not None:
@@ -222,10 +226,13 @@ class _Check:
         sent = {"d": "key", "i": "index", "f": "all columns"}[member.parts[0].identity]
         return Finding(what, ok=True, detail=f"old row: {sent}")
 
+    @property
+    def _user(self) -> str:
+        return _name(self._catalog.rows("SELECT current_user")[0][0])
+
     def _grant(self, member: Member, rights: _TableRights) -> str:
-        user = _name(self._catalog.rows("SELECT current_user")[0][0])
-        usage = f"GRANT USAGE ON SCHEMA {_name(member.schema)} TO {user};"
-        select = f"GRANT SELECT ON {member.quoted} TO {user};"
+        usage = f"GRANT USAGE ON SCHEMA {_name(member.schema)} TO {self._user};"
+        select = f"GRANT SELECT ON {member.quoted} TO {self._user};"
         return " ".join([*([] if rights.reachable else [usage]), select])
 
     def _event_trigger(self) -> Finding:

@@ -38,6 +38,8 @@ _FINGERPRINT = """
         FROM part JOIN pg_attribute a ON a.attrelid = part.oid WHERE a.attnum > 0
         UNION ALL SELECT hashint8extended(c.xmin::text::bigint, c.oid::bigint)
         FROM part JOIN pg_class c USING (oid)
+        UNION ALL SELECT hashint8extended(x.xmin::text::bigint, x.indexrelid::bigint)
+        FROM part JOIN pg_index x ON x.indrelid = part.oid WHERE x.indisprimary
         UNION ALL SELECT hashint8extended(i.xmin::text::bigint, i.inhrelid::bigint)
         FROM part JOIN pg_inherits i ON i.inhrelid = part.oid
         UNION ALL SELECT hashint8extended(xmin::text::bigint, oid::bigint) FROM pg_enum

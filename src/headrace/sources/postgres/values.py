@@ -368,7 +368,7 @@ def _whole(document: bytes) -> bytes:
     """Refuse what is no JSON: a type may have been altered since it was looked up."""
     try:
         _parse(document)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise unreadable("a row of its type") from None
     return document
 
