@@ -120,6 +120,32 @@ def test_the_error_names_the_changes_that_cannot_be_read(flushed: Path, tmp_path
 
 
 @pytest.mark.requirement("P-09")
+def test_damage_is_over_when_all_of_it_is_trimmed(flushed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    shutil.copytree(flushed, folder)
+    files = sorted(folder.glob("*.sst"), key=lambda file: file.stat().st_size)[-2:]
+    for file in files:
+        flip(file, file.stat().st_size // 3)
+    with Log.open(folder) as log:
+        ends, after = list[int](), 0
+        while after < LAST:
+            try:
+                after = read_through(log, after)
+            except LogDamaged as error:
+                after = int(str(error).split()[3])
+                ends.append(after)
+        first, second = ends
+        with pytest.raises(LogDamaged):
+            log.place(first)  # what was found last is not what lasts longest
+        for before, named in ((first, first), (first + 1, second), (second, second)):
+            log.trim(before, force=True)
+            assert f" to {named} of the log" in log.damage
+        log.trim(second + 1, force=True)
+        assert log.damage == ""
+        assert stored(log, 99) == LAST + 1
+
+
+@pytest.mark.requirement("P-09")
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9])
 def test_a_byte_flipped_in_the_write_ahead_log_is_an_error_and_leaves_it_as_it_is(
     live: Path, share: float

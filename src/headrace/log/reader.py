@@ -104,7 +104,7 @@ class LogReader:
         self._manifest = _Manifest("", 0)  # when everything in it was seen
         self._open_due = 0.0
         self._seen_lineage: bytes | None = None
-        self.damage = ""  # changes that could not be read; "": none so far
+        self._damaged: dict[float, str] = {}  # by the last change of each damage, newest last
 
     @classmethod
     def open(cls, path: Path | str) -> LogReader:
@@ -173,11 +173,22 @@ class LogReader:
             self._open_again()
             if self._latest < synced:
                 time.sleep(_POLL_SECONDS)  # the writer may be moving it to another file just now
-        self.damage = (
+        raise self._note_damage(
             f"the log in {self.path} had changes up to {synced}, and can be read up to "
             f"{self._latest}"
         )
-        raise LogDamaged(self.damage)
+
+    @property
+    def damage(self) -> str:
+        """What could not be read of that which is not trimmed; "": nothing so far."""
+        kept = [what for last, what in self._damaged.items() if last >= self._first]
+        return kept[-1] if kept else ""
+
+    def _note_damage(self, what: str, last: float = math.inf) -> LogDamaged:
+        """What to report; `last` is the last change that it concerns, if no other is."""
+        others = {at: each for at, each in self._damaged.items() if last != at >= self._first}
+        self._damaged = {**others, last: what}
+        return LogDamaged(what)
 
     def _open_again(self) -> None:
         """See the log as one who has not followed it before."""
@@ -310,8 +321,8 @@ class LogReader:
 
     def _expect_next(self, wanted: int, found: int) -> None:
         if found != wanted:
-            self.damage = f"the log in {self.path} lacks changes before sequence {found}"
-            raise LogDamaged(self.damage)
+            what = f"the log in {self.path} lacks changes before sequence {found}"
+            raise self._note_damage(what, found - 1)
 
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
@@ -519,8 +530,8 @@ class LogReader:
         except LogDamaged as error:
             reason = f"; {str(error).partition('; ')[2]}"
         last = self._damaged_upto(first)
-        self.damage = f"changes {first} to {last} of the log in {self.path} cannot be read{reason}"
-        return LogDamaged(self.damage)
+        what = f"changes {first} to {last} of the log in {self.path} cannot be read{reason}"
+        return self._note_damage(what, last)
 
     def _damaged_upto(self, first: int) -> int:
         """The last change, in a row from a first one, that cannot be read."""

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -405,11 +405,12 @@ class Log(LogReader):
         for sequence, mark in self._marks():
             if start <= sequence < before:
                 start, total = sequence, mark.total_bytes
-        for run in self._runs(start + 1, before - 1):
-            if not isinstance(run.content, RowBlock):
-                total += sum(map(len, run.content))
-            elif run.last < before:
-                total += len(run.content.value)
+        with suppress(LogDamaged):  # what cannot be read counts from the next mark on
+            for run in self._runs(start + 1, before - 1):
+                if not isinstance(run.content, RowBlock):
+                    total += sum(map(len, run.content))
+                elif run.last < before:
+                    total += len(run.content.value)
         return total
 
     def _found(self) -> None:
@@ -467,7 +468,7 @@ class Log(LogReader):
             hint = HINT if is_exhausted(error) else ""
             if is_corruption(error):  # found by a compaction: RocksDB then takes no more
                 hint = LogDamaged.hint
-                self.damage = f"the log in {self.path} is damaged; RocksDB says: {error}"
+                self._note_damage(f"the log in {self.path} is damaged; RocksDB says: {error}")
             raise LogFailed(f"the log in {self.path} could not be written", hint=hint) from error
 
 
