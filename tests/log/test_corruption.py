@@ -4,6 +4,7 @@ import gc
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from headrace.errors import LogDamaged, LogError
 from headrace.log import Log, LogReader, reader
 from headrace.log import _layout as layout
-from tests.log.transactions import sequences, stored
+from tests.log.transactions import SOURCE, sequences, stored
 
 TRANSACTIONS, SIZE = 12, 100
 LAST = TRANSACTIONS * SIZE
@@ -57,7 +58,7 @@ def flip(file: Path, at: int) -> None:
 def spots(file: Path) -> list[int]:
     """Data at the start, then index, filter, properties, and the footer at the very end."""
     size = file.stat().st_size
-    within = [size // 8, size // 2, size * 3 // 4]
+    within = [size // 16, size // 8, size // 4, size // 2, size * 3 // 4]
     return [*within, *(size - back for back in (1200, 800, 400, 30) if back < size)]
 
 
@@ -69,34 +70,77 @@ def read_through(log: LogReader, after: int) -> int:
     return after
 
 
+def all_changes(log: LogReader, after: int) -> None:
+    assert read_through(log, after) == LAST
+    assert len(log.read(after, limit=LAST)) == LAST - after
+    assert log.place(after + 1) is not None
+
+
+def all_cursors(log: LogReader) -> None:
+    assert len(log.cursors()) == TRANSACTIONS
+
+
+def each_cursor(log: LogReader) -> None:
+    assert all(log.cursor(f"cursor-{number}") for number in range(1, TRANSACTIONS + 1))
+
+
+def other_state(log: LogReader) -> None:
+    assert len(list(log._marks())) > 0
+    assert log.resume(SOURCE) == b"%d" % TRANSACTIONS
+    assert len(log.tables()) == 1
+
+
+CHECKS: tuple[Callable[[LogReader], None], ...] = (
+    *(partial(all_changes, after=after) for after in (0, LAST // 2, LAST - SIZE)),
+    all_cursors,
+    each_cursor,
+    other_state,
+)
+
+
+def refuses(log: LogReader, check: Callable[[LogReader], None]) -> bool:
+    """Whether a look at the log is an error; else it must see everything."""
+    try:
+        check(log)
+    except LogDamaged:
+        return True
+    return False
+
+
+def kinds(flushed: Path, copy: Path) -> dict[str, str]:
+    """The table files of a log, and what each has."""
+    shutil.copytree(flushed, copy)
+    with Log.open(copy) as log:
+        files = {each["name"].strip("/"): each["start_key"] for each in log._db.live_files()}
+    return {
+        name: "changes" if first.startswith(b"changefeed:") else "state"
+        for name, first in files.items()
+        if (flushed / name).exists()
+    }
+
+
 @pytest.mark.requirement("P-09")
 @pytest.mark.parametrize("opened", OPENERS)
 def test_a_byte_flipped_in_any_block_is_an_error_and_leads_nobody_past_it(
     flushed: Path, tmp_path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_POLL_SECONDS", 0.001)
-    damaged = 0
-    for file in sorted(flushed.glob("*.sst")):
-        for at in spots(file):
-            folder = tmp_path / "log"
+    folder = tmp_path / "log"
+    refused = {"changes": 0, "state": 0}  # flips that somebody is told of, by what they are in
+    for name, kind in kinds(flushed, tmp_path / "looked").items():
+        for at in spots(flushed / name):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(flushed, folder)
-            flip(folder / file.name, at)
+            flip(folder / name, at)
             try:
                 log = opened(folder)
             except LogDamaged:
-                damaged += 1
+                refused[kind] += 1
                 continue
             with log:
-                for after in (0, LAST // 2, LAST - SIZE):
-                    # Either all that follows, or an error.
-                    with suppress(LogDamaged):
-                        assert read_through(log, after) == LAST
-                        assert len(log.read(after, limit=LAST)) == LAST - after
-                        assert log.place(after + 1) is not None
-                assert len(log.cursors()) == TRANSACTIONS or not log.damage
-                damaged += bool(log.damage)
-    assert damaged > 10
+                refused[kind] += sum(refuses(log, check) for check in CHECKS) > 0
+    assert refused["changes"] > 10
+    assert refused["state"] > 10
 
 
 @pytest.mark.requirement("P-09")
@@ -207,6 +251,15 @@ def test_a_log_that_ends_below_what_was_synced_is_damaged(live: Path, tmp_path: 
     (live / "CURRENT").unlink()
     with pytest.raises(LogError, match="are gone"):
         Log.open(live)
+
+
+@pytest.mark.requirement("P-09")
+@pytest.mark.parametrize("opened", OPENERS)
+@pytest.mark.parametrize("torn", [b"", b"1234", bytes(200), b"00000000 {}".ljust(200)])
+def test_a_mark_that_is_torn_is_no_damage(live: Path, opened: Opener, torn: bytes) -> None:
+    (live / "SYNCED").write_bytes(torn)
+    with opened(live) as log:
+        assert read_through(log, 0) == LAST
 
 
 @pytest.mark.requirement("P-09")

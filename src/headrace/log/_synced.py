@@ -40,6 +40,8 @@ def read_mark(folder: Path) -> SyncedMark:
     try:
         check, _, content = (folder / FILE).read_bytes().rstrip().partition(b" ")
         if int(check, 16) != zlib.crc32(content):
+            # No LogDamaged for a flipped byte: who follows the log may read the file while it is
+            # overwritten, and a first write that the power cut may leave zeros of the full length.
             return SyncedMark()
         return msgspec.json.decode(content, type=SyncedMark)
     except (FileNotFoundError, ValueError, msgspec.DecodeError):
