@@ -472,6 +472,27 @@ def test_too_many_parents_fail_the_tables_that_follow_them(
     assert [each for each in office.differences() if not each.startswith("bit")] == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("date", "infinity"), ("bigint[]", [1, 2])], ids=["unfit", "list"]
+)
+def test_values_that_no_row_can_be_found_by_fail_their_table_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, value: Any
+) -> None:
+    office = Office(monkeypatch, tmp_path)
+    firm = (Column("id", "bigint", key=True), Column("code", kind), Column("note", "text"))
+    badge = (Column("id", "bigint", key=True), Column("code", kind), Column("person", "bigint"))
+    office.tables |= {"firm": office.family("firm", firm), "badge": office.family("badge", badge)}
+    office.commit(schema(office.tables["firm"]), schema(office.tables["badge"]))
+    office.commit(office.put("firm", id=1, code=value), office.put("person", id=5, firm=1))
+    office.commit(office.put("badge", id=7, code=value))
+    office.write_all()
+    office.commit(office.remove("firm", id=1, code=value))
+    office.write_all()
+    assert list(office.failed) == ["public.badge"]
+    assert "no foreign key is followed by it" in office.failed["public.badge"]
+    assert [each for each in office.differences() if not each.startswith("badge")] == []
+
+
 # --- anything, in any batches --------------------------------------------------------------------
 
 

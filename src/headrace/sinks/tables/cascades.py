@@ -11,7 +11,7 @@ last one names no values whose rows were not looked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from ...change import cascade, record
-from ...change.arrow import arrow_schema, decode
+from ...change.arrow import RESCUED, arrow_schema, decode, rescued_of
 from ...change.event import Column, Reference, Table
 from ...errors import DecodeError, TableFailed
 from ...transforms.rules import whole_rows_hint
@@ -116,6 +116,18 @@ class Family:
                 return child
             if op == "UPDATE" and each.on_update and _may_differ(fields, each.parent_columns):
                 return child
+        return None
+
+    def by_columns(self, ref: TableRef, names: Collection[str]) -> Child | None:
+        """A table whose rows are found by some of these columns of a table; None: none is."""
+        child = self.children.get(ref)
+        if child and self.replays(ref):
+            own = {*child.key, *(n for each in acting(child.table) for n in each.columns)}
+            if own.intersection(names):
+                return child
+        for other, reference in self.naming.get(ref, ()):
+            if not set(reference.parent_columns).isdisjoint(names):
+                return other
         return None
 
     def replays(self, ref: TableRef) -> bool:
@@ -242,10 +254,10 @@ def _steps(table: Table, changes: Sequence[SequencedRecord], family: Family) -> 
         fields[record.AFTER] if fields[record.OP] in ROW_OPS else None for _, fields in changes
     ]
     names = [column.name for column in columns]
-    old_rows, new_rows = (
-        decode(some, columns, connector=table.connector, rescue=True).select(names).to_pylist()
-        for some in (olds, after)
-    )
+    decoded = [decode(s, columns, connector=table.connector, rescue=True) for s in (olds, after)]
+    for each in decoded:
+        _expect_comparable(each, family, ref, changes[0][0])
+    old_rows, new_rows = (each.select(names).to_pylist() for each in decoded)
     for (sequence, fields), image, was, now in zip(changes, olds, old_rows, new_rows, strict=True):
         op, time = fields[record.OP], fields[record.COMMIT_TIME]
         if op not in ROW_OPS:
@@ -261,6 +273,18 @@ def _steps(table: Table, changes: Sequence[SequencedRecord], family: Family) -> 
         if row_key:
             key, left = row_key.keys(RowChange.of(sequence, fields))
         yield Step(sequence, time, ref, op, old, new, key, left)
+
+
+def _expect_comparable(rows: pa.Table, family: Family, ref: TableRef, sequence: int) -> None:
+    """Expect values by which rows of one table can be found from those of another."""
+    odd = {field.name for field in rows.schema if pa.types.is_nested(field.type)}
+    if RESCUED in rows.column_names:
+        odd.update(*map(rescued_of, rows[RESCUED].unique().to_pylist()))
+    child = family.by_columns(ref, odd) if odd else None
+    if child:
+        reason = f"a value of {ref} is a list or does not fit, so no foreign key is followed by it"
+        failed = next(iter(child.instead), child.ref)
+        raise CascadeFailed(failed, sequence, TableFailed(reason))
 
 
 def _row_key(child: Child) -> RowKey | None:
