@@ -1,6 +1,7 @@
 """A byte that changed on the disk is an error: no gap, no short answer, no shorter log."""
 
 import gc
+import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,11 @@ OPENERS = [Log.open, LogReader.open]
 Opener = Callable[[Path], LogReader]
 
 
+def cursor_name(number: int) -> str:
+    """So long, and like no other, that each cursor has a block of its file to itself."""
+    return f"cursor-{number}-{random.Random(number).randbytes(3000).hex()}"
+
+
 @pytest.fixture(scope="module")
 def flushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of several files, for changes and for the state."""
@@ -28,7 +34,7 @@ def flushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Log.open(folder) as log:
         for number in range(1, TRANSACTIONS + 1):
             stored(log, number, SIZE)
-            log.move_cursor(f"cursor-{number}", number)
+            log.move_cursor(cursor_name(number), number)
             if number % 4 == 0:
                 log._db.flush()
                 log._state.flush()
@@ -81,7 +87,7 @@ def all_cursors(log: LogReader) -> None:
 
 
 def each_cursor(log: LogReader) -> None:
-    assert all(log.cursor(f"cursor-{number}") for number in range(1, TRANSACTIONS + 1))
+    assert all(log.cursor(cursor_name(number)) for number in range(1, TRANSACTIONS + 1))
 
 
 def other_state(log: LogReader) -> None:
