@@ -96,6 +96,11 @@ def other_state(log: LogReader) -> None:
     assert len(log.tables()) == 1
 
 
+def files_of_changes(flushed: Path, folder: Path) -> list[Path]:
+    found = kinds(flushed, folder.with_name("looked"))
+    return sorted(folder / name for name, kind in found.items() if kind == "changes")
+
+
 CHECKS: tuple[Callable[[LogReader], None], ...] = (
     *(partial(all_changes, after=after) for after in (0, LAST // 2, LAST - SIZE)),
     all_cursors,
@@ -153,8 +158,8 @@ def test_a_byte_flipped_in_any_block_is_an_error_and_leads_nobody_past_it(
 def test_the_error_names_the_changes_that_cannot_be_read(flushed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     shutil.copytree(flushed, folder)
-    largest = max(folder.glob("*.sst"), key=lambda file: file.stat().st_size)
-    flip(largest, largest.stat().st_size // 3)
+    file = files_of_changes(flushed, folder)[-1]
+    flip(file, file.stat().st_size // 3)
     with Log.open(folder) as log:
         with pytest.raises(LogDamaged, match=r"changes \d+ to \d+ of the log") as caught:
             read_through(log, 0)
@@ -173,8 +178,7 @@ def test_the_error_names_the_changes_that_cannot_be_read(flushed: Path, tmp_path
 def test_damage_is_over_when_all_of_it_is_trimmed(flushed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     shutil.copytree(flushed, folder)
-    files = sorted(folder.glob("*.sst"), key=lambda file: file.stat().st_size)[-2:]
-    for file in files:
+    for file in files_of_changes(flushed, folder)[-2:]:
         flip(file, file.stat().st_size // 3)
     with Log.open(folder) as log:
         ends, after = list[int](), 0
