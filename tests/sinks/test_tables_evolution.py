@@ -55,6 +55,7 @@ def three_rows(lake: Lake) -> None:
         ),
         pytest.param((ID, SIZE, Column("name", "text", number=4)), id="dropped and added"),
         pytest.param((ID, SIZE, Column("name", "integer", number=4)), id="as another type"),
+        pytest.param((ID, SIZE, Column("NAME", "text", number=4)), id="in other letters"),
         pytest.param(
             (ID, NAME, SIZE, Column("note", "text", number=4, initial_default='"n"')),
             id="added with a default",
@@ -130,15 +131,16 @@ def test_a_table_of_an_earlier_version_goes_on_by_names(lake: Lake) -> None:
     assert [row["t"] for row in current(lake)] == ["n0", "n1", "n2"]
 
 
+@pytest.mark.parametrize("name", ["name", "NAME"])
 def test_what_the_past_held_stays_beside_a_column_of_its_name(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
     lake = Lake(spark, tmp_path, keep="history")
     three_rows(lake)
-    lake.commit(schema(lake.table("orders", (ID, SIZE, Column("name", "integer", number=4)))))
+    lake.commit(schema(lake.table("orders", (ID, SIZE, Column(name, "integer", number=4)))))
     lake.write()
     rows = ordered(lake.rows())
-    assert [(row["name"], row["name_dropped"]) for row in rows] == [
+    assert [(row[name], row["name_dropped"]) for row in rows] == [
         (None, "n0"),
         (None, "n1"),
         (None, "n2"),

@@ -153,9 +153,12 @@ def evolved(
         if was is None and (name in given or name in displaced or name in renamed.values())
     }
     if keep.lost:
-        aside = {_aside(each.name, wanted, known): each for each in lost if each.name in displaced}
+        # Names that differ in their case alone are the same one for Delta.
+        named = _small_names(wanted)
+        hidden = [e for e in lost if e.name in displaced or e.name.lower() in named]
+        aside = {_aside(each.name, wanted, known): each for each in hidden}
         renamed |= {name: each.name for name, each in aside.items()}
-        kept = [each for each in lost if each.name not in displaced]
+        kept = [each for each in lost if each not in hidden]
         kept += [each.with_name(name) for name, each in aside.items()]
         schema = pa.schema([*wanted, *kept])
         carry = Carry(renamed, filled, texts)
@@ -187,9 +190,13 @@ def _holds(now: pa.DataType, was: pa.DataType) -> bool:
 
 def _aside(name: str, wanted: pa.Schema, known: pa.Schema) -> str:
     """A name for a column of the past whose own name another one has now."""
-    taken = {*wanted.names, *known.names}
+    taken = _small_names(wanted) | _small_names(known)
     names = (f"{name}_dropped{number or ''}" for number in range(len(taken) + 1))
-    return next(each for each in names if each not in taken)
+    return next(each for each in names if each.lower() not in taken)
+
+
+def _small_names(schema: pa.Schema) -> set[str]:
+    return {name.lower() for name in schema.names}
 
 
 def initial_defaults(
