@@ -7,6 +7,7 @@ power failure. The mark says what was synced: nothing up to it may be missing.
 import logging
 import os
 import threading
+import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -52,32 +53,40 @@ class MarkKeeper:
     """Writes the mark every second, in a thread: a sync may take long, and no change waits."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-        self._boot = boot_id()
-        self._due = self._written = (0, 0)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="log mark", daemon=True)
-        self._warned = False
+        self._file = file = _MarkFile(folder / FILE)
+        # The thread has the file alone: it ends, too, when nobody has closed the log.
+        self._thread = threading.Thread(target=file.work, name="log mark", daemon=True)
+        weakref.finalize(self, file.closing.set)
 
     def take(self, sequence: int, writes: int) -> None:
         """Note what is durable now; not by two threads at once."""
-        if not self._due[1]:
+        if not self._file.due[1]:
             self._thread.start()
-        self._due = sequence, writes
+        self._file.due = sequence, writes
 
     def close(self) -> None:
         """Write the last mark."""
-        self._closing.set()
+        self._file.closing.set()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _work(self) -> None:
-        while not self._closing.wait(MARK_SECONDS):
+
+class _MarkFile:
+    def __init__(self, path: Path) -> None:
+        self.due = self._written = (0, 0)
+        self.closing = threading.Event()
+        self._path = path
+        self._boot = boot_id()
+        self._warned = False
+
+    def work(self) -> None:
+        """Write what is due, until it is closed."""
+        while not self.closing.wait(MARK_SECONDS):
             self._write()
         self._write()
 
     def _write(self) -> None:
-        due = self._due
+        due = self.due
         if due == self._written:
             return
         content = msgspec.json.encode(SyncedMark(*due, self._boot))
