@@ -280,7 +280,6 @@ def test_lines_of_the_right_width_are_read_or_refused_as_well(fields: list[str])
         b"I" + HEAD,
         b"I" + HEAD + b"N",
         b"I" + HEAD + b"N\0\3",
-        b"I" + HEAD + b"N\0\2" + b"nn",
         b"I" + HEAD + b"N\0\3" + b"nnx",
         b"I" + HEAD + b"N\0\3" + b"nnn" + b"more",
         b"I" + HEAD + b"N\0\3" + b"nnt\0\0\0\4abc",
@@ -291,6 +290,11 @@ def test_lines_of_the_right_width_are_read_or_refused_as_well(fields: list[str])
 def test_a_row_that_the_protocol_does_not_allow_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="things"):
         THINGS.insert(data)
+
+
+def test_a_row_of_other_columns_than_were_told_fails_its_table() -> None:
+    with pytest.raises(DecodeError, match="another number of columns"):
+        THINGS.insert(b"I" + HEAD + b"N\0\2" + b"nn")
 
 
 def test_an_error_never_shows_a_value() -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -191,3 +192,26 @@ def test_a_schema_that_somebody_else_has_made_is_not_used(
         stream = place_of(pg).source().open(None, lambda table: table)
         with pytest.raises(SourceRefused, match="belongs to weak_"):
             next(iter(stream))
+
+
+def test_a_message_that_looks_like_ours_fails_one_table_at_worst(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1)")
+    pg.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    [(oid,)] = pg.execute("SELECT 't'::regclass::oid::bigint")
+    column = {"name": "id", "type_id": 23, "modifier": -1, "key": True, "number": 1}
+    look = {"oid": oid, "schema": "public", "name": "t", "identity": "default", "attributes": 2}
+    with captured(pg, tmp_path) as feed:
+        with weak(pg) as writer:
+            content = msgspec.json.encode({"tables": [look | {"columns": [column]}]})
+            writer.execute(
+                "SELECT pg_logical_emit_message(true, 'headrace.look', %s::bytea)", (content,)
+            )
+        pg.execute("INSERT INTO t VALUES (2, 2)")
+        pg.execute("INSERT INTO other VALUES (1)")
+        assert len(feed.changes(Op.INSERT, table="other")) == 1
+        feed.capture.copy_again(["public.t"])
+        feed.until(lambda: not feed.status.errored, "it is whole again")
+        feed.until_streaming()
+        feed.assert_replays("t", "other")
