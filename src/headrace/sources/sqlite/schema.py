@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import apsw
@@ -12,6 +12,7 @@ import msgspec
 from ...change.event import Column, Reference
 from ...change.path import path_matches, table_path
 from .connections import Row, quoted, rows, text
+from .writebacks import WriteBacks, written_back
 
 SCHEMA = "main"  # the name of the database itself, as every connection calls it by default
 OURS = "headrace_"
@@ -70,6 +71,7 @@ class Unique:
 
     terms: tuple[tuple[str, str], ...]
     names: frozenset[str] | None  # the columns it looks at; None: there are expressions
+    where: str = ""  # which rows a partial index has
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class SqliteShape:
     uniques: tuple[Unique, ...]
     droppable: frozenset[str]  # columns that ALTER TABLE may drop, once no index is in its way
     generated: frozenset[str]
+    nested: bool = False  # it may be written to between its own BEFORE and AFTER triggers
+    rewritten: bool = False  # ON UPDATE may change the updated row itself
 
     @property
     def name(self) -> str:
@@ -106,10 +110,11 @@ def matches(name: str, globs: Sequence[str]) -> bool:
 def shapes(connection: apsw.Connection, globs: Sequence[str]) -> list[SqliteShape]:
     """The tables that match."""
     found = [(name, bool(wr)) for name, wr in rows(connection, _TABLES)]
-    return [_shape(connection, name, keyed) for name, keyed in found if matches(name, globs)]
+    back = written_back(connection)
+    return [_shape(connection, name, keyed, back) for name, keyed in found if matches(name, globs)]
 
 
-def _shape(connection: apsw.Connection, name: str, keyed: bool) -> SqliteShape:
+def _shape(connection: apsw.Connection, name: str, keyed: bool, back: WriteBacks) -> SqliteShape:
     """`keyed`: the table has no rowid."""
     info = [row for row in _pragma(connection, "table_xinfo", name) if row[6] != 1]
     columns = tuple(Column(row[1], row[2] or "ANY", bool(row[5])) for row in info)
@@ -129,7 +134,15 @@ def _shape(connection: apsw.Connection, name: str, keyed: bool) -> SqliteShape:
     fixed = {column.name for column in columns if column.key}.union(*declared)
     droppable = frozenset(column.name for column in columns if column.name not in fixed)
     generated = frozenset(row[1] for row in info if row[6])
-    return SqliteShape(layout, identity, (*uniques, *found), droppable, generated)
+    return SqliteShape(
+        layout,
+        identity,
+        (*uniques, *found),
+        droppable,
+        generated,
+        nested=name.lower() in back.nested,
+        rewritten=name.lower() in back.rewritten,
+    )
 
 
 def _rowid(info: Sequence[Row]) -> list[str]:
@@ -149,19 +162,40 @@ def _unique(
 ) -> Unique:
     columns = [row for row in _pragma(connection, "index_xinfo", index) if row[5]]
     named = {row[0]: row[1] for row in info}
+    query = "SELECT sql FROM main.sqlite_schema WHERE type = 'index' AND name = ?"
+    sql = "".join(found or "" for (found,) in rows(connection, query, index))  # none: a constraint
+    where = filtered(sql)
     if any(row[1] == _EXPRESSION for row in columns):
-        (sql,) = rows(
-            connection,
-            "SELECT sql FROM main.sqlite_schema WHERE type = 'index' AND name = ?",
-            index,
-        )[0]
         expressions = listed(sql)
         terms = [(expressions[row[0]], row[4]) for row in columns]
-        return Unique(tuple(terms), None)
+        return Unique(tuple(terms), None, where)
     plain = [identity[0] if row[1] == _ROWID else named[row[1]] for row in columns]
     collations = [row[4] for row in columns]
     terms = list(zip(map(quoted, plain), collations, strict=True))
-    return Unique(tuple(terms), frozenset(plain))
+    names = frozenset(plain) | _mentioned(where, named.values())
+    return Unique(tuple(terms), names, where)
+
+
+def _mentioned(expression: str, names: Iterable[str]) -> frozenset[str]:
+    """The columns that an expression may look at."""
+    lower = expression.lower()
+    return frozenset(
+        name
+        for name in names
+        if expression
+        and (not name.isidentifier() or re.search(rf"(?<!\w){name.lower()}(?!\w)", lower))
+    )
+
+
+def filtered(sql: str) -> str:
+    """The condition of a CREATE INDEX of some rows; empty: it has all."""
+    depth, listed, rest = 0, False, ""
+    for token in _token.findall(sql):
+        if listed:
+            rest += " " if token.startswith(("--", "/*")) else token
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        listed = listed or (token == ")" and depth == 0)
+    return re.sub(r"^\s*where\b", "", rest, flags=re.IGNORECASE).strip()
 
 
 def listed(sql: str) -> list[str]:

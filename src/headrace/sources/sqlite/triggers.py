@@ -10,6 +10,8 @@ build of SQLite lacks. A row of more than 32 values goes on in further entries, 
 SQLite refuses to drop a column that a trigger cannot do without. So a column that can be dropped is
 named in a subquery, with a null of the same name outside of it: a name that the table does not have
 any more is looked up there.
+A table that may be written to between its own BEFORE and AFTER triggers has others, which keep what
+is set aside: see `_NestedTriggers`.
 Entries are numbered on from the last one, also when somebody has deleted it.
 Of several triggers for one event SQLite runs the newest first. Ours must be the newest: a trigger
 of the application that updates the same row would otherwise come before the row itself.
@@ -25,6 +27,7 @@ from .schema import OURS, SqliteShape, Unique
 
 WIDTH = 32  # values in an entry
 KEYS = 8  # columns of the longest key that a table without rowid may have
+KEPT = 32  # rows that stay set aside where nobody knows when they are not needed any more
 
 _V = TypeVar("_V")
 
@@ -44,7 +47,8 @@ END"""
 
 def triggers(shape: SqliteShape, layout: int) -> dict[str, str]:
     """The triggers of a table by name, in the order to create them in."""
-    return _written(shape, _Triggers(shape, layout))
+    made = _NestedTriggers if shape.nested else _Triggers
+    return _written(shape, made(shape, layout))
 
 
 def former_triggers(shape: SqliteShape, layout: int) -> dict[str, str]:
@@ -71,6 +75,7 @@ class _Triggers:
         self._columns = [quoted(column.name) for column in shape.layout.columns]
         self._identity = [quoted(name) for name in shape.identity]
         self._loose = {quoted(name) for name in shape.droppable}
+        self._lower = {column.name.lower() for column in shape.layout.columns}
 
     def all(self) -> list[tuple[str, str, str, list[str]]]:
         prefix = f"{OURS}{self._layout}"
@@ -108,22 +113,28 @@ class _Triggers:
             names = ", ".join(f"v{at}" for at in range(len(part)))
             kind = op if number == 0 else "+"
             into, first = ("entry, ", f"{entry}, ") if entry and number == 0 else ("", "")
-            row = self._selected(f"{first}{self._layout}, '{kind}', {NOW}", part)
+            row = self._selected(f"{first}{self._layout}, '{kind}', {NOW}", part, self._unless(op))
             statements.append(
                 f"INSERT INTO headrace_changes ({into}layout, op, at, {names}) {row};"
             )
         return statements
 
-    def _selected(self, first: str, part: Sequence[tuple[str, str]]) -> str:
+    def _unless(self, op: str) -> str:
+        """The condition of an entry; empty: it is always written."""
+        return ""
+
+    def _selected(self, first: str, part: Sequence[tuple[str, str]], when: str) -> str:
         """Values of the row, of which those that are dropped by then are null."""
         absent = [
             self._nulls(which, [c for w, c in part if w == which and c in self._loose])
             for which in dict.fromkeys(which for which, c in part if c in self._loose)
         ]
+        where = f" WHERE {when}" if when else ""
         if not absent:
-            return f"VALUES ({first}, {', '.join(f'{which}.{c}' for which, c in part)})"
+            values = ", ".join(f"{which}.{column}" for which, column in part)
+            return f"SELECT {first}, {values}{where}" if when else f"VALUES ({first}, {values})"
         values = ", ".join(f"(SELECT {which}.{column})" for which, column in part)
-        return f"SELECT {first}, {values} FROM {' CROSS JOIN '.join(absent)}"
+        return f"SELECT {first}, {values} FROM {' CROSS JOIN '.join(absent)}{where}"
 
     def _nulls(self, name: str, columns: Sequence[str]) -> str:
         # Over a table of one row: older libraries build an index for a query without any.
@@ -145,13 +156,17 @@ class _Triggers:
         for number, unique in enumerate(self._shape.uniques):
             for at, part in enumerate(_parts(self._columns)):
                 names = ", ".join(f"v{n}" for n in range(len(part)))
-                known = self._known(at) if number else ""
+                known = self._known(at) if self._is_known(number) else ""
                 statements.append(
                     f"INSERT INTO headrace_replaced (layout, part, {keys}, {names})"
                     f" SELECT {self._layout}, {at}, {these}, {', '.join(map(self._stored, part))}"
                     f" FROM {self._present()} WHERE {self._conflict(unique)}{but}{known};"
                 )
         return statements
+
+    def _is_known(self, number: int) -> bool:
+        """Whether rows may be set aside already when those of a unique index are looked for."""
+        return number > 0
 
     def _present(self) -> str:
         """The table as `t`; as `s`, nulls for columns that it does not have any more."""
@@ -172,6 +187,8 @@ class _Triggers:
         )
 
     def _conflict(self, unique: Unique) -> str:
+        if unique.where:
+            return self._partial_conflict(unique)
         if unique.names is not None and not self._loose & {term for term, _ in unique.terms}:
             return _all([f"t.{term}{_collated(c)} = NEW.{term}" for term, c in unique.terms])
         if unique.names is not None:
@@ -179,13 +196,22 @@ class _Triggers:
                 f"s.{term}{_collated(c)} = {self._value('NEW', term)}" for term, c in unique.terms
             ]
             return self._found(conditions, " AS s", [f"s.{name}" for name in self._identity])
+        return self._found(self._expressed(unique), "", self._identity)
+
+    def _expressed(self, unique: Unique) -> list[str]:
         # Over a row that has the names of the table's, an expression means what it means there.
         news = ", ".join(f"{self._value('NEW', column)} AS {column}" for column in self._columns)
-        conditions = [
+        return [
             f"({term}){_collated(c)} = (SELECT {term} FROM (SELECT {news}))"
             for term, c in unique.terms
         ]
-        return self._found(conditions, "", self._identity)
+
+    def _partial_conflict(self, unique: Unique) -> str:
+        if unique.names is None:
+            conditions = self._expressed(unique)
+        else:
+            conditions = [f"{t}{_collated(c)} = {self._value('NEW', t)}" for t, c in unique.terms]
+        return self._found([*conditions, f"({unique.where})"], "", self._identity)
 
     def _found(self, conditions: Sequence[str], alias: str, keys: Sequence[str]) -> str:
         these = ", ".join(f"t.{name}" for name in self._identity)
@@ -205,19 +231,23 @@ class _Triggers:
     def _after_replaced(self, when: str, op: str, *which: str) -> list[str]:
         """Record the rows that are gone, and then the row itself."""
         ours = f"layout = {self._layout}"
-        count = f"(SELECT count(*) FROM headrace_replaced AS o WHERE o.{ours}"
-        order = self._upto("r")
         return [
             f"DELETE FROM headrace_replaced WHERE {ours} AND NOT ({when} AND {self._gone('')});",
-            f"INSERT INTO headrace_changes (entry, layout, op, at, {VALUES})"
-            f" SELECT (SELECT last FROM headrace_state)"
-            f" + {count} AND {self._upto('o')} <= {order}),"
-            f" r.layout, CASE r.part WHEN 0 THEN 'D' ELSE '+' END, {NOW}, {VALUES}"
-            f" FROM headrace_replaced AS r WHERE r.{ours} ORDER BY {order.strip('()')};",
-            *self._tell(f"{self._next} + {count})", op, *which),
+            self._tell_replaced(ours, "r.layout"),
+            *self._tell(f"{self._next} + {_count(ours)})", op, *which),
             f"DELETE FROM headrace_replaced WHERE {ours};",
             MOVE_ON,
         ]
+
+    def _tell_replaced(self, these: str, layout: str) -> str:
+        order = self._upto("r")
+        return (
+            f"INSERT INTO headrace_changes (entry, layout, op, at, {VALUES})"
+            f" SELECT (SELECT last FROM headrace_state)"
+            f" + {_count(these)} AND {self._upto('o')} <= {order}),"
+            f" {layout}, CASE r.part WHEN 0 THEN 'D' ELSE '+' END, {NOW}, {VALUES}"
+            f" FROM headrace_replaced AS r WHERE r.{these} ORDER BY {order.strip('()')};"
+        )
 
     def _upto(self, row: str) -> str:
         """What rows that were set aside are ordered by; all parts of one come together."""
@@ -229,9 +259,183 @@ class _Triggers:
     def _gone(self, row: str) -> str:
         """Whether a row that was set aside has been deleted."""
         identity = list(enumerate(self._identity))
-        there = _all([f"t.{name} = {row}k{number}" for number, name in identity])
         taken = _all([f"NEW.{name} = {row}k{number}" for number, name in identity])
-        return f"({taken} OR NOT EXISTS (SELECT 1 FROM {self._table} AS t WHERE {there}))"
+        return f"({taken} OR {self._absent(row)})"
+
+    def _absent(self, row: str) -> str:
+        identity = list(enumerate(self._identity))
+        if not row and {f"k{number}" for number, _ in identity} & self._lower:
+            row = "headrace_replaced."  # for the table has such columns too
+        there = _all([f"t.{name} = {row}k{number}" for number, name in identity])
+        return f"NOT EXISTS (SELECT 1 FROM {self._table} AS t WHERE {there})"
+
+
+class _NestedTriggers(_Triggers):
+    """Of a table that is written to between its own BEFORE and AFTER triggers.
+
+    An inner write must not clear what an outer one has set aside, and no trigger knows which it is.
+    So rows stay set aside, as they are now, until they are gone; the oldest are forgotten.
+    Besides them `headrace_replaced` has, under layouts of its own:
+
+        <number>d   rows whose deletion an inner trigger has recorded: the outer one shall not
+        <number>u   before an update, the newest entry (`v0`), where `rewritten`: what a foreign key
+                    does to the updated row is recorded first. That entry gets the old row of the
+                    update, and stands for both.
+    """
+
+    def __init__(self, shape: SqliteShape, layout: int) -> None:
+        super().__init__(shape, layout)
+        self._ours = f"layout = {layout}"
+        self._leaving = f"layout = -{layout}"
+        self._recorded = f"layout = '{layout}d'"
+        self._noted = f"layout = '{layout}u'"
+        self._keys = ", ".join(f"k{number}" for number in range(len(self._identity)))
+        self._old = self._is("OLD")
+
+    def _is(self, which: str) -> str:
+        """Whether what is set aside has the identity of the row."""
+        return _all([f"{which}.{name} = k{number}" for number, name in enumerate(self._identity)])
+
+    def _set_aside(self, but: str) -> list[str]:
+        parts = len(_parts(self._columns))
+        oldest = f"(SELECT max(rowid) FROM headrace_replaced) - {KEPT * parts}"
+        these = f"layout IN ({self._layout}, '{self._layout}d', '{self._layout}u')"
+        statements = [f"DELETE FROM headrace_replaced WHERE {these} AND rowid <= {oldest};"]
+        if parts > 1:
+            whole = self._first_part("1")
+            statements.append(
+                f"DELETE FROM headrace_replaced WHERE {self._ours} AND part > 0 AND NOT {whole};"
+            )
+        return statements + super()._set_aside(but)[1:]
+
+    def _is_known(self, number: int) -> bool:
+        return True
+
+    def _first_part(self, condition: str) -> str:
+        same = _all([f"o.k{n} = headrace_replaced.k{n}" for n in range(len(self._identity))])
+        return (
+            f"EXISTS (SELECT 1 FROM headrace_replaced AS o WHERE o.{self._ours} AND o.part = 0"
+            f" AND {same} AND {condition})"
+        )
+
+    def _updating(self) -> list[str]:
+        statements = super()._updating()
+        if self._shape.rewritten:
+            olds = ", ".join(f"OLD.{name}" for name in self._identity)
+            statements.append(
+                f"INSERT INTO headrace_replaced (layout, {self._keys}, v0)"
+                f" SELECT '{self._layout}u', {olds}, last FROM headrace_state;"
+            )
+        return statements
+
+    def _inserted(self) -> list[str]:
+        return [
+            *self._take(self._gone("")),
+            *self._tell_next("I", "NEW"),
+            f"DELETE FROM headrace_replaced WHERE {self._leaving}"
+            f" OR {self._recorded} AND {self._is('NEW')};",
+            MOVE_ON,
+        ]
+
+    def _updated(self, moved: str) -> list[str]:
+        gone = f"{moved} AND NOT ({self._old}) AND {self._gone('')}"
+        rewritten = self._shape.rewritten
+        if rewritten:
+            gone = f"({gone} OR {self._old} AND {self._is_another()})"
+        return [
+            *self._take(gone),
+            *self._follow(),
+            *(self._join_inner(moved) if rewritten else []),
+            *self._tell_next("U", "OLD", "NEW"),
+            *([f"DELETE FROM headrace_replaced WHERE {moved} AND {self._note()};"] * rewritten),
+            *self._let_go("NEW"),
+            MOVE_ON,
+        ]
+
+    def _deleted(self) -> list[str]:
+        return [
+            f"DELETE FROM headrace_replaced WHERE {self._ours} AND {self._old};",
+            *self._take(self._absent("")),
+            *self._tell_next("D", "OLD"),
+            *self._let_go("OLD"),
+            MOVE_ON,
+        ]
+
+    def _take(self, gone: str) -> list[str]:
+        return [
+            f"UPDATE headrace_replaced SET layout = -{self._layout} WHERE {self._ours} AND {gone};",
+            self._tell_replaced(self._leaving, str(self._layout)),
+        ]
+
+    def _tell_next(self, op: str, *which: str) -> list[str]:
+        return self._tell(f"{self._next} + {_count(self._leaving)})", op, *which)
+
+    def _let_go(self, which: str) -> list[str]:
+        return [
+            f"DELETE FROM headrace_replaced WHERE {self._recorded} AND {self._is(which)};",
+            f"INSERT INTO headrace_replaced (layout, {self._keys})"
+            f" SELECT '{self._layout}d', {self._keys} FROM headrace_replaced"
+            f" WHERE {self._leaving} AND part = 0 AND NOT ({self._is(which)});",
+            f"DELETE FROM headrace_replaced WHERE {self._leaving};",
+        ]
+
+    def _follow(self) -> list[str]:
+        """Keep what is set aside of the row as it is now."""
+        keys = [f"k{number} = NEW.{name}" for number, name in enumerate(self._identity)]
+        there = _all([f"s.{name} = NEW.{name}" for name in self._identity])
+        statements = []
+        for at, part in enumerate(_parts(self._columns)):
+            values = [
+                f"v{n} = (SELECT (SELECT s.{column} FROM {self._table} AS s WHERE {there})"
+                f" FROM {self._nulls('s', [column])})"
+                for n, column in enumerate(part)
+            ]
+            statements.append(
+                f"UPDATE headrace_replaced SET {', '.join([*keys, *values])}"
+                f" WHERE {self._ours} AND part = {at} AND {self._old};"
+            )
+        return statements
+
+    def _unless(self, op: str) -> str:
+        if op == "D":
+            recorded = f"SELECT 1 FROM headrace_replaced WHERE {self._recorded} AND {self._old}"
+            return f"NOT EXISTS ({recorded})"
+        return f"{self._inner()} IS NULL" if op == "U" and self._shape.rewritten else ""
+
+    # -- updates that a foreign key's action goes on from ---------------------------------------
+
+    def _is_another(self) -> str:
+        """Whether the row that was set aside is not the one that has its identity by now."""
+        part, *_ = _parts(self._columns)
+        same = [f"o.v{n} IS {self._value('OLD', column)}" for n, column in enumerate(part)]
+        return self._first_part(f"NOT ({_all(same)})")
+
+    def _note(self) -> str:
+        newest = f"(SELECT max(rowid) FROM headrace_replaced WHERE {self._noted} AND {self._old})"
+        return f"rowid = {newest}"
+
+    def _join_inner(self, moved: str) -> list[str]:
+        """Give the old row to the entry that goes on from the new one."""
+        part, *_ = _parts(self._columns)
+        same = [f"c.v{n} IS {self._value('NEW', column)}" for n, column in enumerate(part)]
+        inner = (
+            f"(SELECT min(c.entry) FROM headrace_changes AS c"
+            f" WHERE c.entry > headrace_replaced.v0 AND c.{self._ours} AND c.op IN ('U', 'D')"
+            f" AND {_all(same)})"
+        )
+        statements = [
+            f"UPDATE headrace_replaced SET v1 = {inner} WHERE {moved} AND {self._note()};"
+        ]
+        for at, columns in enumerate(_parts(self._columns)):
+            olds = [f"v{n} = {self._value('OLD', column)}" for n, column in enumerate(columns)]
+            statements.append(
+                f"UPDATE headrace_changes SET {', '.join(olds)}"
+                f" WHERE entry = {self._inner()} + {at};"
+            )
+        return statements
+
+    def _inner(self) -> str:
+        return f"(SELECT v1 FROM headrace_replaced WHERE {self._note()})"
 
 
 class _FormerTriggers(_Triggers):
@@ -256,6 +460,11 @@ class _FormerTriggers(_Triggers):
 
 def _parts(values: Sequence[_V]) -> list[Sequence[_V]]:
     return [values[at : at + WIDTH] for at in range(0, len(values), WIDTH)]
+
+
+def _count(these: str) -> str:
+    """The number of rows that are set aside, so far without the bracket that closes it."""
+    return f"(SELECT count(*) FROM headrace_replaced AS o WHERE o.{these}"
 
 
 def _collated(collation: str) -> str:
