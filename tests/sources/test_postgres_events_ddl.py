@@ -103,6 +103,58 @@ def test_ddl_while_it_runs_is_noticed_by_the_next_look(
     assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
+AGAIN = {
+    "replica identity": (
+        "ALTER TABLE users REPLICA IDENTITY USING INDEX by_number",
+        "ALTER TABLE users REPLICA IDENTITY DEFAULT",
+    ),
+    "a column's name": (
+        "ALTER TABLE users RENAME COLUMN name TO called",
+        "ALTER TABLE users RENAME COLUMN called TO name",
+    ),
+}
+
+
+@pytest.mark.requirement("P-03")
+@pytest.mark.parametrize("ddl", AGAIN.values(), ids=AGAIN)
+@pytest.mark.parametrize("together", [True, False])
+def test_columns_that_a_table_has_again_get_a_new_version(
+    feed: Reading,
+    pg: PostgresDatabase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ddl: tuple[str, str],
+    together: bool,
+) -> None:
+    """Within one transaction, or in several that are read at once."""
+    pg.execute("ALTER TABLE users ALTER n SET NOT NULL; CREATE UNIQUE INDEX by_number ON users (n)")
+    feed.until(lambda _: bool(feed.changes(Op.TRUNCATE, table="users")), take=feed.step)
+    feed.catch_up()
+    monkeypatch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 3600.0)
+    feed.close()
+    feed.reopen()
+    feed.catch_up()
+    feed.catch_up()  # past the look of the start
+    there, back = ddl
+    with pg.connect(autocommit=not together) as writer:
+        for statement in ("", there, back, there, back):
+            writer.execute(statement.encode())
+            writer.execute("UPDATE users SET m = 'glad'")
+    feed.catch_up()
+    updates = feed.changes(Op.UPDATE, table="users")
+    assert len(updates) == 10
+    versions = [change.table.version for change in feed.changes(table="users")]
+    assert versions == sorted(versions)
+    assert len({change.table.version for change in updates}) == 5
+    assert equal(feed, pg)
+    if "RENAME" in there:  # rows that nobody writes have another name then: it is read anew
+        monkeypatch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 0.05)
+        feed.until(lambda _: len(feed.changes(Op.TRUNCATE, table="users")) == 2, take=feed.step)
+        feed.catch_up()
+    feed.close()
+    assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
+
+
 def test_a_new_partition_costs_no_snapshot(feed: Reading, pg: PostgresDatabase) -> None:
     pg.execute("CREATE TABLE sales_3 PARTITION OF sales FOR VALUES FROM (30) TO (40)")
     pg.execute("INSERT INTO sales VALUES (31, 1)")

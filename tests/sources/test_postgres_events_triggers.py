@@ -14,10 +14,12 @@ from headrace.sources.postgres_events import install
 from headrace.sources.postgres_events.triggers import TriggerTarget
 from headrace.testing import PostgresDatabase, Reading, reading
 from headrace.testing.processes import wait_until
+from tests.conftest import Servers
 from tests.effort import times
 from tests.sources.capturing import image
 from tests.sources.test_postgres_events import events, place_of
 from tests.sources.test_postgres_events_history import rows_of
+from tests.sources.test_postgres_server import BAD, Lawless
 
 
 @pytest.fixture(autouse=True)
@@ -306,6 +308,219 @@ def test_rows_that_logical_replication_applies_are_captured(
                 Op.DELETE,
             ]
             assert feed.rows("things") == rows_of(pg, "things")
+
+
+# --- values --------------------------------------------------------------------------------------
+
+NESTED = "repeat('[', {0}) || repeat(']', {0})"
+
+# What PostgreSQL stores, and might not read again.
+VALUES = {
+    "a NUL in json": ("j", r"""'"a\u0000b"'"""),
+    "half a character in json": ("j", r"""'"\ud800"'"""),
+    "half a character in a name": ("j", r"""'{"\udc00": 1}'"""),
+    "json nested 3000 deep": ("j", f"({NESTED.format(3000)})::json"),
+    "json nested 5000 deep": ("j", f"({NESTED.format(5000)})::json"),
+    "jsonb nested 5000 deep": ("b", f"({NESTED.format(5000)})::jsonb"),
+    "names that come twice": ("j", """' {"a" : 1, "a" : 2} '"""),
+    "a large number": ("j", "'1e999999'"),
+    "an array of json": ("ja", r"""ARRAY['"\u0000"', '{"\ud800": 0}']::json[]"""),
+    "a composite with json": ("c", r"""ROW(1, '"\u0000"')::pair"""),
+    "an array of composites": ("ca", r"""ARRAY[ROW(1, '"\udc00"')::pair]"""),
+    "a domain over json": ("d", r"""'"\ud800\u0000"'"""),
+    "a domain over a composite": ("dc", r"""ROW(1, '"\ud800"')::pair"""),
+    "a value that is cast to json": ("w", "ROW(1)::weight"),
+    "an array of those": ("wa", "ARRAY[ROW(1)::weight]"),
+    "a domain over those": ("dw", "ROW(1)::weight"),
+    "a composite with those": ("wc", "ROW(ROW(1)::weight)::parcel"),
+    "no number": ("f", "'NaN'"),
+    "no number, exactly": ("n", "'-Infinity'"),
+    "no moment": ("t", "'infinity'"),
+    "before our time": ("t", "'4714-11-24 00:00:00+00 BC'"),
+    "xml": ("x", """'<?xml version="1.0"?><a>&lt;</a>'::xml"""),
+    "an array with bounds": ("a", "'[0:1]={x,NULL}'"),
+    "control characters": ("s", r"E'\x01\x1f\u2028\\u0000'"),
+    "bytes": ("y", r"'\x00ff'"),
+}  # fmt: skip
+COLUMNS = """j json, b jsonb, ja json[], c pair, ca pair[], d document, dc paired, w weight,
+    wa weight[], dw weighed, wc parcel, f float8, n numeric, t timestamptz, x xml, a text[],
+    s text, y bytea, r int, "!row" int, "!key" int, "%s" int"""
+VALUED = f"""
+    CREATE TYPE pair AS (k int, j json);
+    CREATE TYPE weight AS (g int);
+    CREATE TYPE parcel AS (w weight);
+    CREATE DOMAIN document AS json;
+    CREATE DOMAIN paired AS pair;
+    CREATE DOMAIN weighed AS weight;
+    CREATE FUNCTION grams(int) RETURNS int LANGUAGE sql AS 'SELECT $1';
+    CREATE FUNCTION as_document(weight) RETURNS json LANGUAGE plpgsql
+        AS $$ BEGIN RETURN to_json(grams($1.g)); END $$;
+    CREATE CAST (weight AS json) WITH FUNCTION as_document(weight);
+    CREATE TABLE things (id int PRIMARY KEY, gone int, {COLUMNS});
+    ALTER TABLE things DROP COLUMN gone;
+    CREATE TABLE parted (part int, id int, {COLUMNS}, PRIMARY KEY (part, id))
+        PARTITION BY LIST (part);
+    CREATE TABLE a_part (id int NOT NULL, gone int, part int NOT NULL, {COLUMNS});
+    ALTER TABLE a_part DROP COLUMN gone;
+    ALTER TABLE parted ATTACH PARTITION a_part FOR VALUES IN (1)"""
+
+
+@pytest.mark.requirement("P-01", "S1-30", "S1-32")
+def test_no_statement_fails_whatever_values_it_writes(any_pg: PostgresDatabase) -> None:
+    any_pg.execute(VALUED)
+    values = [each for each in VALUES.values() if each[0] != "x" or _knows_xml(any_pg)]
+    with closing(events(any_pg).catalog()) as catalog:
+        install.install(catalog, events(any_pg))
+    with any_pg.connect(autocommit=True) as writer:
+        for number, (column, value) in enumerate(values):
+            for table in ("things (id, ", "parted (part, id, "):
+                first = number if "part" not in table else f"1, {number}"
+                writer.execute(f"INSERT INTO {table}{column}) SELECT {first}, {value}".encode())
+        for table in ("things", "parted"):
+            writer.execute(f"UPDATE {table} SET r = 1".encode())
+            writer.execute(f"DELETE FROM {table}".encode())
+    query = """SELECT op::text, entity_id, key::text, count(old), count(new), count(operation)
+               FROM headrace.events WHERE entity_type = %s GROUP BY 1, 2, 3"""
+    for table, identity, key in (
+        ("things", "{}", '{{"id":{}}}'),
+        ("parted", "1,{}", '{{"part":1,"id":{}}}'),
+    ):
+        found = any_pg.execute(query, (f"public.{table}",))
+        assert sorted(found) == sorted(
+            (op, identity.format(at), key.format(at), op != "I", op != "D", 1)
+            for op in "IUD"
+            for at in range(len(values))
+        )
+
+
+def _knows_xml(database: PostgresDatabase) -> bool:
+    try:
+        return bool(database.execute("SELECT '<a/>'::xml"))
+    except psycopg.errors.FeatureNotSupported:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_no_statement_fails_however_deep_its_values_are_nested(
+    any_pg: PostgresDatabase, kind: str
+) -> None:
+    any_pg.execute(
+        f"""CREATE TABLE plain (id int PRIMARY KEY, j {kind});
+            CREATE TABLE things (id int PRIMARY KEY, j {kind});
+            CREATE TABLE parted (id int PRIMARY KEY, j {kind}) PARTITION BY RANGE (id);
+            CREATE TABLE a_part PARTITION OF parted DEFAULT"""
+    )
+    with closing(events(any_pg, tables=("things", "parted")).catalog()) as catalog:
+        install.install(catalog, events(any_pg, tables=("things", "parted")))
+    with any_pg.connect(autocommit=True) as writer:
+
+        def insert(table: str, depth: int) -> bool:
+            value = f"({NESTED.format(depth)})::{kind}"
+            try:
+                writer.execute(f"INSERT INTO {table} SELECT {depth}, {value}".encode())
+            except psycopg.errors.StatementTooComplex:
+                return False
+            return True
+
+        least, most = 1, 100_000
+        while most - least > 1:
+            depth = (least + most) // 2
+            least, most = (depth, most) if insert("plain", depth) else (least, depth)
+        # Which is the deepest that the server takes without us.
+        for depth in range(least - 20, least):
+            assert insert("things", depth)
+            assert insert("parted", depth)
+        for table in ("things", "parted"):
+            writer.execute(f"UPDATE {table} SET id = -id".encode())
+            writer.execute(f"DELETE FROM {table}".encode())
+    assert any_pg.execute("SELECT count(key), count(entity_id) FROM headrace.events") == [
+        (120, 120)
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_no_statement_fails_by_characters_that_the_encoding_lacks(
+    servers: Servers, encoding: str
+) -> None:
+    server, name = servers[16], f"events_in_{encoding.lower()}"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode()
+        )
+        try:
+            database = Lawless(server, name)
+            database.execute(
+                """CREATE TABLE things (id int PRIMARY KEY, j json, t text);
+                   CREATE TABLE keys (t text PRIMARY KEY, j json)"""
+            )
+            with closing(events(database).catalog()) as catalog:
+                install.install(catalog, events(database))
+            database.execute(
+                rf"""INSERT INTO things VALUES (1, '"\u20ac"'), (2, '"\u0000"');
+                    INSERT INTO things VALUES (3, NULL, {BAD});
+                    INSERT INTO keys VALUES ({BAD}, '"\u20ac"');
+                    UPDATE things SET t = {BAD}; DELETE FROM things; DELETE FROM keys"""
+            )
+            assert database.execute("SELECT count(key) FROM headrace.events") == [(11,)]
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def test_values_that_cannot_be_parsed_again_are_in_the_event_as_they_were_written(
+    any_pg: PostgresDatabase,
+) -> None:
+    any_pg.execute(
+        """CREATE TYPE pair AS (k int, j json);
+           CREATE TABLE things (id int PRIMARY KEY, j json, c pair)"""
+    )
+    with closing(events(any_pg).catalog()) as catalog:
+        install.install(catalog, events(any_pg))
+    any_pg.execute(r"""INSERT INTO things VALUES (1, '[ "\u0000"]', ROW(2, '"\ud800" '))""")
+    query = "SELECT operation::text, new FROM headrace.events"
+    assert any_pg.execute(query) == [
+        (
+            r"""{"id":1,"j":[ "\u0000"],"c":{"k":2,"j":"\ud800" }}""",
+            r'''(1,"[ ""\\u0000""]","(2,""""""\\\\ud800"""" "")")''',
+        )
+    ]
+
+
+@pytest.mark.parametrize("rows", [3, 1500])
+@pytest.mark.parametrize("extra", ["n int", "n json", "n pair"])
+def test_the_key_is_the_same_however_a_row_is_written(
+    pg: PostgresDatabase, rows: int, extra: str
+) -> None:
+    """By the JSON of the row, or by its columns."""
+    pg.execute(
+        f"""CREATE TYPE pair AS (k int, j json);
+            CREATE TYPE mood AS ENUM ('so "so"', 'glad');
+            CREATE TABLE things (r int, "%s" text, t timestamp, b boolean, j jsonb, a int[], m mood,
+                                 {extra}, PRIMARY KEY (r, "%s", t, b, j, a, m));
+            CREATE TABLE single (r text PRIMARY KEY, {extra})"""
+    )
+    with closing(events(pg).catalog()) as catalog:
+        install.install(catalog, events(pg))
+    pg.execute(
+        rf"""INSERT INTO things SELECT i, E'a\t"\\b', '2020-01-01', true, '{{"k": ["x"]}}',
+                                      '{{1,2}}', 'so "so"' FROM generate_series(1, {rows}) i;
+             INSERT INTO single SELECT E'\n' || i FROM generate_series(1, {rows}) i"""
+    )
+    query = "SELECT entity_id, key FROM headrace.events WHERE entity_type = %s ORDER BY id LIMIT 1"
+    assert pg.execute(query, ("public.things",)) == [
+        (
+            '1,a\t"\\b,2020-01-01T00:00:00,true,{"k": ["x"]},[1,2],so "so"',
+            {
+                "r": 1,
+                "%s": 'a\t"\\b',
+                "t": "2020-01-01T00:00:00",
+                "b": True,
+                "j": {"k": ["x"]},
+                "a": [1, 2],
+                "m": 'so "so"',
+            },
+        )
+    ]
+    assert pg.execute(query, ("public.single",)) == [("\n1", {"r": "\n1"})]
 
 
 # --- installations of earlier editions -----------------------------------------------------------

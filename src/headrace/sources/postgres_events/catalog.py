@@ -68,7 +68,7 @@ _STRANGERS = """
     SELECT r.rolname FROM pg_namespace n
     LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname IN
         ('emit_cdc_event', 'emit_cdc_events', 'take_turn', 'note_columns', 'told', 'columns_now',
-         'as_json', 'json_columns')
+         'as_json', 'json_columns', 'json_of', 'text_of', 'has_own_json', 'row_parts')
     JOIN pg_roles r ON r.oid IN (n.nspowner, p.proowner)
     JOIN pg_roles me ON me.rolname = current_user
     WHERE n.nspname = %s AND NOT r.rolsuper AND r.oid <> me.oid

@@ -15,6 +15,7 @@ import hashlib
 from psycopg import sql
 
 from ..postgres.values import SESSION_SETTINGS
+from . import row_json
 
 # A value's text is made inside the writer's session, whatever it has set for itself.
 _PINNED = "".join(
@@ -146,10 +147,11 @@ BEGIN
 END $$;
 
 -- Makes sure that a table's columns are told, and gives what its rows need to know of them: which
--- description is theirs, schema.table, whether it has types of others, the table of which it is a
--- partition or else itself, and its key columns.
+-- description is theirs, schema.table, what of their JSON is made column by column ('all', 'key'
+-- or 'none'), the table of which it is a partition or else itself, and its key columns.
 CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     root oid := coalesce(pg_partition_root(relation)::oid, relation);
     written_in text := (
@@ -179,47 +181,18 @@ BEGIN
         IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
             INSERT INTO @schema@.relations VALUES (hash, now_is);
         END IF;
-        known := ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), 'false',
+        known := ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), 'none',
                        now_is ->> 'relation'] || ARRAY(
             SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
             WHERE (c ->> 'key')::boolean);
         INSERT INTO @schema@.described VALUES (relation, written_in, known);
     END IF;
-    -- Owners of types and rights of roles are in other catalogs.
-    known[3] := EXISTS (
-        SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = told.relation AND a.attnum > 0 AND a.atttypid >= 16384 AND @foreign@);
+    -- Owners of types, casts and rights of roles are in other catalogs.
+    known[3] := @by_columns@;
     RETURN known;
 END $$;
 
--- Columns of a row, of these names or all, for row_to_json. A cast to json that the owner of a type
--- has made would run as us: values of such types are given as they are printed, which calls nothing
--- of theirs.
-CREATE OR REPLACE FUNCTION @schema@.json_columns(
-    relation oid, entry text, names text[] DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN (
-        SELECT string_agg(CASE WHEN @foreign@
-                               THEN format('CASE num_nulls(%2$s.%1$I) WHEN 0'
-                                           ' THEN format(''%%s'', %2$s.%1$I) END AS %1$I',
-                                           a.attname, entry)
-                               ELSE format('%2$s.%1$I', a.attname, entry) END,
-                          ', ' ORDER BY a.attnum)
-        FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-          AND (names IS NULL OR a.attname = ANY (names)));
-END $$;
-
-CREATE OR REPLACE FUNCTION @schema@.as_json(relation oid, entry record) RETURNS json
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp@pinned@ AS $$
-DECLARE
-    written json;
-BEGIN
-    EXECUTE format('SELECT row_to_json(r) FROM (SELECT %s) r',
-                   @schema@.json_columns(relation, '($1)')) INTO written USING entry;
-    RETURN written;
-END $$;
+@row_json@
 
 -- Before each statement: no table can be altered while one is under way.
 CREATE OR REPLACE FUNCTION @schema@.note_columns() RETURNS trigger
@@ -287,19 +260,24 @@ BEGIN
     PERFORM set_config(first || depth - 1, '', true), set_config(first || depth, '', true),
             set_config(used, turn::text, true);
     turn := turn + (CASE tg_op WHEN 'INSERT' THEN 2 WHEN 'UPDATE' THEN 1 ELSE 0 END);
+    -- For few rows a plan costs more than to look whether their JSON can be parsed.
+    IF told[3] = 'key' AND rows < 50 AND tg_op = 'DELETE' THEN
+        told[3] := (SELECT CASE WHEN bool_and(@parsable@) THEN 'none' ELSE 'key' END FROM (
+            SELECT row_to_json("!row".*) AS written FROM old_rows "!row" OFFSET 0) few);
+    ELSIF told[3] = 'key' AND rows < 50 THEN
+        told[3] := (SELECT CASE WHEN bool_and(@parsable@) THEN 'none' ELSE 'key' END FROM (
+            SELECT row_to_json("!row".*) AS written FROM new_rows "!row" OFFSET 0) few);
+    END IF;
     -- For many rows it pays to name the key's columns, instead of reading them from JSON.
-    IF told[3] = 'true' OR rows = 1000 THEN
-        EXECUTE replace(replace(
-            (CASE tg_op WHEN 'INSERT' THEN $emit$@inserted_by_columns@$emit$
-                        WHEN 'UPDATE' THEN $emit$@updated_by_columns@$emit$
-                        ELSE $emit$@deleted_by_columns@$emit$ END),
-            '!key', coalesce('(SELECT row_to_json(r) FROM (SELECT '
-                             || @schema@.json_columns(tg_relid, '"!row"', key_columns)
-                             || ') r)', 'NULL::json')),
-            '!whole', CASE told[3] WHEN 'true' THEN '(SELECT row_to_json(r) FROM (SELECT '
-                                                    || @schema@.json_columns(tg_relid, '"!row"')
-                                                    || ') r)'
-                                   ELSE 'row_to_json("!row")' END)
+    IF told[3] <> 'none' OR rows = 1000 THEN
+        EXECUTE format(
+            CASE tg_op WHEN 'INSERT' THEN $emit$@inserted_by_columns@$emit$
+                       WHEN 'UPDATE' THEN $emit$@updated_by_columns@$emit$
+                       ELSE $emit$@deleted_by_columns@$emit$ END,
+            CASE told[3] WHEN 'all' THEN @schema@.json_of(tg_relid, '"!row"')
+                         ELSE 'row_to_json("!row".*)' END,
+            @schema@.json_of(tg_relid, '"!row"', key_columns),
+            @schema@.text_of(tg_relid, '"!row"', key_columns))
         USING turn, told, key_columns, tg_op, tg_relid, annotations;
     ELSIF tg_op = 'INSERT' THEN
         @inserted@;
@@ -362,22 +340,28 @@ BEGIN
     IF tg_op = 'DELETE' THEN
         event := 'entity:deleted';
         was := old::text;
-        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, old)
-                                ELSE row_to_json(old) END;
+        written := CASE WHEN told[3] <> 'all' THEN row_to_json(old) END;
     ELSIF tg_op <> 'TRUNCATE' THEN
         event := 'entity:created';
         is_now := new::text;
-        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, new)
-                                ELSE row_to_json(new) END;
+        written := CASE WHEN told[3] <> 'all' THEN row_to_json(new) END;
     END IF;
     IF tg_op = 'UPDATE' THEN
         event := 'entity:updated';
         was := old::text;
     END IF;
-    IF written IS NOT NULL AND key_columns[2] IS NOT NULL THEN
+    IF tg_op = 'TRUNCATE' THEN
+        NULL;
+    ELSIF told[3] = 'all' OR told[3] = 'key' AND NOT @parsable@ THEN
+        IF tg_op = 'DELETE' THEN
+            new := old;
+        END IF;
+        SELECT * INTO written, key, identity
+        FROM @schema@.row_parts(tg_relid, new, key_columns, told[3]);
+    ELSIF key_columns[2] IS NOT NULL THEN
         SELECT string_agg(written ->> name, ','), json_object_agg(name, written -> name)
         INTO identity, key FROM unnest(key_columns) name;
-    ELSIF written IS NOT NULL AND key_columns[1] IS NOT NULL THEN
+    ELSIF key_columns[1] IS NOT NULL THEN
         identity := written ->> key_columns[1];
         key := json_build_object(key_columns[1], written -> key_columns[1]);
     END IF;
@@ -395,10 +379,7 @@ END $$;
 _EMIT = """INSERT INTO @schema@.events (id, turn, event_type, entity_type, entity_id, operation, op,
                                      relation, columns, key, old, new, annotations)
         SELECT nextval('@schema@.event_ids'), @turn@, '@event@', (@told@)[2],
-               CASE cardinality(@key_columns@) WHEN 0 THEN NULL
-                    WHEN 1 THEN keyed.key ->> (@key_columns@)[1]
-                    ELSE (SELECT string_agg(keyed.key ->> name, ',')
-                          FROM unnest(@key_columns@) name) END,
+               @identity@,
                keyed.written, left(@tg_op@, 1)::"char", @tg_relid@, (@told@)[1], keyed.key,
                keyed.was, keyed.is_now, @annotations@
         FROM (@keyed@ OFFSET 0) keyed"""
@@ -408,24 +389,29 @@ _KEYED = """SELECT whole.*, CASE cardinality(@key_columns@) WHEN 0 THEN NULL
                   ELSE (SELECT json_object_agg(name, whole.written -> name)
                         FROM unnest(@key_columns@) name) END AS key
               FROM (@rows@ OFFSET 0) whole"""
+_IDENTITY = """CASE cardinality(@key_columns@) WHEN 0 THEN NULL
+                    WHEN 1 THEN keyed.key ->> (@key_columns@)[1]
+                    ELSE (SELECT string_agg(keyed.key ->> name, ',')
+                          FROM unnest(@key_columns@) name) END"""
 _VARIABLES = ("turn", "told", "key_columns", "tg_op", "tg_relid", "annotations")
 
-# Both tuplestores of an update have the same rows in the same order. No column is called "!row".
+# Both tuplestores of an update have the same rows in the same order. With .* an alias is
+# never taken for a column of the same name.
 _PAIRED = """SELECT o.was, n.*
-                    FROM (SELECT row_number() OVER () AS at, "!row"::text AS was
+                    FROM (SELECT row_number() OVER () AS at, ("!row".*)::text AS was
                           FROM old_rows "!row") o
-                    JOIN (SELECT row_number() OVER () AS at, "!row"::text AS is_now, @written@
+                    JOIN (SELECT row_number() OVER () AS at, ("!row".*)::text AS is_now, @written@
                           FROM new_rows "!row") n USING (at)
                     ORDER BY at"""
 _EMITTED = {
     "inserted": (
         "entity:created",
-        'SELECT NULL AS was, "!row"::text AS is_now, @written@ FROM new_rows "!row"',
+        'SELECT NULL AS was, ("!row".*)::text AS is_now, @written@ FROM new_rows "!row"',
     ),
     "updated": ("entity:updated", _PAIRED),
     "deleted": (
         "entity:deleted",
-        'SELECT "!row"::text AS was, NULL AS is_now, @written@ FROM old_rows "!row"',
+        'SELECT ("!row".*)::text AS was, NULL AS is_now, @written@ FROM old_rows "!row"',
     ),
 }
 
@@ -435,10 +421,11 @@ def _emitting() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, (event, rows) in _EMITTED.items():
         text = _EMIT.replace("@event@", event)
-        plain = text.replace("@keyed@", _KEYED).replace("@rows@", rows)
-        plain = plain.replace("@written@", 'row_to_json("!row") AS written')
-        named = text.replace("@keyed@", rows)
-        named = named.replace("@written@", "!whole AS written, !key AS key")
+        plain = text.replace("@identity@", _IDENTITY)
+        plain = plain.replace("@keyed@", _KEYED).replace("@rows@", rows)
+        plain = plain.replace("@written@", 'row_to_json("!row".*) AS written')
+        named = text.replace("@identity@", "keyed.identity").replace("@keyed@", rows)
+        named = named.replace("@written@", "%1$s AS written, %2$s AS key, %3$s AS identity")
         for number, variable in enumerate(_VARIABLES, 1):
             plain = plain.replace(f"@{variable}@", variable)
             named = named.replace(f"@{variable}@", f"${number}")
@@ -450,11 +437,6 @@ def _emitting() -> dict[str, str]:
 _SEAL = """(SELECT md5(s.word || tg_relid || ' ' || pg_backend_pid() || ' '
         || (date_part('epoch', now()) * 1000000)::bigint || told::text || s.word)
         FROM @schema@.secret s)"""
-
-# A type above the server's own whose owner is neither a superuser nor whoever has installed this.
-_FOREIGN = """(t.oid >= 16384 AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_roles o
-            WHERE o.oid = t.typowner AND (o.rolsuper OR o.rolname = current_user)))"""
 
 # Which database of which server; a dump that is loaded elsewhere says where it was made.
 HERE = """(SELECT s.system_identifier || '/' || d.oid
@@ -471,8 +453,13 @@ DROP FUNCTION IF EXISTS @schema@.emit_cdc_event();
 DROP FUNCTION IF EXISTS @schema@.emit_cdc_events();
 DROP FUNCTION IF EXISTS @schema@.take_turn();
 DROP FUNCTION IF EXISTS @schema@.note_columns();
+-- These two are of earlier editions, whose functions may still be running when they are replaced.
 DROP FUNCTION IF EXISTS @schema@.as_json(oid, record);
 DROP FUNCTION IF EXISTS @schema@.json_columns(oid, text, text[]);
+DROP FUNCTION IF EXISTS @schema@.row_parts(oid, record, text[], text);
+DROP FUNCTION IF EXISTS @schema@.text_of(oid, text, text[]);
+DROP FUNCTION IF EXISTS @schema@.json_of(oid, text, text[]);
+DROP FUNCTION IF EXISTS @schema@.has_own_json(oid);
 DROP FUNCTION IF EXISTS @schema@.told(oid);
 DROP FUNCTION IF EXISTS @schema@.columns_now(oid);
 DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.described, @schema@.state,
@@ -520,7 +507,10 @@ def quoted_table(table: tuple[str, str]) -> str:
 
 def filled(text: str, schema: str) -> str:
     """Statements for an event table of this schema."""
-    parts = _emitting() | {"pinned": _PINNED, "here": HERE, "foreign": _FOREIGN, "seal": _SEAL}
+    parts = {"row_json": row_json.FUNCTIONS, "by_columns": row_json.BY_COLUMNS} | _emitting()
+    parts |= {"pinned": _PINNED, "here": HERE, "seal": _SEAL, "own_json": row_json.OWN_JSON}
+    parts["parsable"] = row_json.PARSABLE
+    parts["relation"] = "told.relation"
     for name, part in (parts | {"schema": quoted(schema), "guc": schema}).items():
         text = text.replace(f"@{name}@", part)
     return text

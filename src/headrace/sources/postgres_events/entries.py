@@ -152,8 +152,10 @@ class EventAssembler:
             return
         if entry.relation != rows.table.relation:
             self.leaves.add(Leaf(path, entry.relation))
-        if rows.table.version == 0:
-            rows = self._known[entry.columns] = rows.of(self._register(rows.table))
+        if self.versions.get(path) != rows.table.version:
+            # Columns that a table has again get another version: versions never go back.
+            table = self._register(msgspec.structs.replace(rows.table, version=0))
+            rows = self._known[entry.columns] = rows.of(table)
         if self.versions.get(path) != rows.table.version:
             self._router.versions = self.versions | {path: rows.table.version}
             self._add(Op.SCHEMA, rows.table, entry, schema_payload(rows.table))
